@@ -1,0 +1,1 @@
+"""What is true: types, rules and ports.  Pure: no I/O, no framework."""

@@ -1,0 +1,1 @@
+"""The egress gateway (not built yet; until then nothing leaves a sandbox)."""

@@ -1,0 +1,1 @@
+"""Linux primitives: the only code that starts processes or needs root."""

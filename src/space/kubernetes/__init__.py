@@ -1,0 +1,1 @@
+"""Kubernetes as the owner of hosts (not built yet)."""

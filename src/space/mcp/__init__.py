@@ -1,0 +1,1 @@
+"""The MCP server (not built yet); a client of the public API."""

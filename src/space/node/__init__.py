@@ -1,0 +1,1 @@
+"""The node: machines, guest channels and journals of one host."""

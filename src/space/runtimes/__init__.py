@@ -1,0 +1,1 @@
+"""Ways to isolate a guest; one folder each."""

@@ -1,0 +1,1 @@
+"""gVisor through Debian's `runsc`."""

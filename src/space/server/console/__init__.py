@@ -1,0 +1,1 @@
+"""The web console (not built yet)."""

@@ -1,0 +1,1 @@
+"""The E2B dialect (not built yet); nothing native knows it."""

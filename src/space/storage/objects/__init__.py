@@ -1,0 +1,1 @@
+"""The object store (not built yet)."""

@@ -1,0 +1,1 @@
+"""The Store port over SQL: schema, queries, migrations."""

@@ -1,0 +1,1 @@
+"""Templates: building and finding root filesystems."""

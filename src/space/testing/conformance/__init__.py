@@ -1,0 +1,1 @@
+"""One suite a port; a test module calls it with a factory."""
