@@ -29,7 +29,9 @@ def make_id(prefix: str, *, unix_ms: int, randomness: bytes) -> str:
     if len(randomness) != 10:
         raise ValueError("an id needs ten random bytes")
     random = int.from_bytes(randomness, "big")
-    value = (unix_ms & (1 << 48) - 1) << 80 | 0x7 << 76 | (random >> 68 & 0xFFF) << 64 | 0b10 << 62 | random & (1 << 62) - 1
+    value = (
+        (unix_ms & (1 << 48) - 1) << 80 | 0x7 << 76 | (random >> 68 & 0xFFF) << 64 | 0b10 << 62 | random & (1 << 62) - 1
+    )
     value <<= 2  # 26 characters carry 130 bits; the two spare bits are zero
     return prefix + "".join(ALPHABET[value >> shift & 31] for shift in range(125, -1, -5))
 

@@ -68,7 +68,12 @@ class Rule:
 _S = State
 RULES: dict[Kind, Rule] = {
     Kind.CREATE: Rule(
-        start=frozenset({_S.PENDING}), during="creating", end=_S.RUNNING, on_error=_S.FAILED, joins=False, starts_machine=True
+        start=frozenset({_S.PENDING}),
+        during="creating",
+        end=_S.RUNNING,
+        on_error=_S.FAILED,
+        joins=False,
+        starts_machine=True,
     ),
     Kind.PAUSE: Rule(
         start=frozenset({_S.RUNNING}), during="pausing", end=_S.PAUSED, on_error=None, satisfied=frozenset({_S.PAUSED})

@@ -20,7 +20,9 @@ class Capabilities:
     memory_snapshot: bool = False
     diff_snapshot: bool = False
     lazy_restore: bool = False
-    reasons: Mapping[str, str] = field(default_factory=dict)  #: capability name, or "available" → why not, how to get it
+    reasons: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: capability name, or "available" → why not, how to get it
 
 
 @dataclass(frozen=True, slots=True, order=True)

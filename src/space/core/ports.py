@@ -246,7 +246,13 @@ class NodeClient(Protocol):
         ...
 
     async def write_file(
-        self, ref: MachineRef, path: str, source: AsyncIterable[bytes], *, mode: int | None = None, user: str | None = None
+        self,
+        ref: MachineRef,
+        path: str,
+        source: AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        user: str | None = None,
     ) -> FileInfo:
         """Write atomically (temporary name, fsync, rename), creating parents; `InsufficientStorage` on a full disk."""
         ...
