@@ -61,6 +61,7 @@ class User:
     """A person.  The password's hash never leaves storage."""
 
     id: UserId
+    project_id: ProjectId  #: where this user's logins work
     email: str
     role: Role
     is_disabled: bool

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from space.core.ids import ProcessId, ProjectId, SandboxId, SessionId
+from space.core.ids import ProcessId, ProjectId, SandboxId, SessionId, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,4 +68,5 @@ class SessionToken:
     session_id: SessionId
     token_hash: bytes
     principal: str
+    token_id: TokenId  #: what its holder signed in with; revoking that ends this one too
     expires_at: datetime
