@@ -1,0 +1,281 @@
+"""What the control plane asks of the store: everything that lasts.
+
+Each method is one whole transaction: it returns after the commit, or raises and has changed nothing.  No
+transaction spans an `await` of the caller.  A write that belongs to an operation is *fenced*: it succeeds only while
+the caller still holds the operation's lease and the sandbox still has the operation's generation; otherwise it
+raises `StaleVersion` and the caller stops.  Times are passed in, so that tests need not wait.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Generic, Protocol, TypeVar
+
+from space.core.account import IdempotencyRef
+from space.core.event import AuditEntry, Event
+from space.core.ids import NodeId, OperationId, ProjectId, SandboxId, SessionId
+from space.core.lifecycle import Admission, Kind, State
+from space.core.operation import Operation, Status
+from space.core.ports import SessionStatus
+from space.core.sandbox import AutoLifecycle, Sandbox
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[T]):
+    """Part of a list; `next_cursor` is opaque, and None at the end."""
+
+    items: Sequence[T]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxFilter:
+    """Which sandboxes to list.  Without a `state`, deleted ones are left out."""
+
+    state: str | None = None  #: as users see it: `creating`, `running` …
+    template: str | None = None  #: as the caller named it when it was created, or its digest
+    runtime: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    created_after: datetime | None = None  #: inclusive
+    created_before: datetime | None = None  #: exclusive
+    newest_first: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Who drives an operation, and until when nobody else may."""
+
+    owner: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Creation:
+    """All that the transaction of a create records."""
+
+    sandbox: Sandbox  #: pending, generation 1, held by `operation`
+    operation: Operation
+    audit: AuditEntry
+    idempotency: IdempotencyRef | None = None
+    default_max_sandboxes: int | None = None  #: applies where the project itself sets none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A request to change a sandbox, before it is admitted."""
+
+    kind: Kind
+    sandbox_id: SandboxId
+    project_id: ProjectId
+    operation_id: OperationId  #: of the operation that it starts, if it starts one
+    lease: Lease
+    at: datetime
+    audit: AuditEntry
+    idempotency: IdempotencyRef | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """How a `Change` was taken.  `operation` is new, joined, or a record of what was so already."""
+
+    admission: Admission
+    sandbox: Sandbox
+    operation: Operation
+    cancelled: OperationId | None = None  #: the operation that this one preempted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an operation ended.  The resting state follows from `core.lifecycle.RULES`."""
+
+    status: Status
+    at: datetime
+    error: Mapping[str, Any] | None = None  #: `{"code", "message"}` of a failure
+    reason: str | None = None  #: of the sandbox, if it ends up failed
+
+
+class SandboxStore(Protocol):
+    """The rows of sandboxes and the admission of changes to them."""
+
+    async def create(self, creation: Creation) -> None:
+        """Record sandbox, operation, event, audit entry and idempotency link together.
+
+        Raises:
+            NotFound: there is no such project.
+            LimitExceeded: a quota of the project is used up; `details.quota` names it.
+        """
+        ...
+
+    async def change(self, change: Change) -> Changed:
+        """Admit by `core.lifecycle.admit`; a delete cancels the operation that holds the sandbox.
+
+        Raises `NotFound`, and what `admit` raises.
+        """
+        ...
+
+    async def find(self, sandbox_id: str) -> Sandbox | None: ...
+
+    async def list(
+        self, project_id: ProjectId, where: SandboxFilter, *, limit: int, cursor: str | None
+    ) -> Page[Sandbox]:
+        """Page in the order of ids.  `InvalidRequest` for a cursor that this filter did not give out."""
+        ...
+
+    async def update(
+        self,
+        sandbox_id: SandboxId,
+        project_id: ProjectId,
+        *,
+        at: datetime,
+        audit: AuditEntry,
+        metadata: Mapping[str, str] | None = None,
+        auto_lifecycle: AutoLifecycle | None = None,
+        extend_seconds: int | None = None,
+        idempotency: IdempotencyRef | None = None,
+    ) -> Sandbox:
+        """Replace what is given; `extend_seconds` moves `expires_at` to that long after `at`, never back.
+
+        Raises `NotFound`, `InvalidTransition` for a deleted sandbox.
+        """
+        ...
+
+    async def touch(self, used: Mapping[SandboxId, datetime]) -> None:
+        """Record activity: raises `last_active_at`, never lowers it."""
+        ...
+
+    async def observe_exit(
+        self, sandbox_id: SandboxId, generation: int, *, reason: str, at: datetime, data: Mapping[str, Any]
+    ) -> bool:
+        """Record that this machine ended unasked: the sandbox fails and its processes are lost.
+
+        Returns whether the row changed; it does not for another generation or a state without a machine.
+        """
+        ...
+
+    async def desired(self, node_id: NodeId) -> Mapping[SandboxId, tuple[int, State, Kind | None]]:
+        """Return generation, resting state and holder of each sandbox on this node that is not yet deleted."""
+        ...
+
+    async def overdue(self, now: datetime, *, limit: int) -> Sequence[tuple[SandboxId, ProjectId, str]]:
+        """Find what should be deleted now, with the reason: `expired`, or `idle` where `on_idle` is delete."""
+        ...
+
+    async def purge(self, deleted_before: datetime, *, limit: int) -> int:
+        """Forget deleted sandboxes with their operations and events; returns how many."""
+        ...
+
+
+class OperationStore(Protocol):
+    """The rows of operations.  Writes after a claim are fenced by the lease's owner and the attempt."""
+
+    async def find(self, operation_id: str) -> Operation | None: ...
+
+    async def claim(self, lease: Lease, *, now: datetime, limit: int) -> Sequence[Operation]:
+        """Take over operations that nobody drives: queued, or with a lease that ran out."""
+        ...
+
+    async def renew(self, operation: Operation, lease: Lease) -> None: ...
+
+    async def finish_step(self, operation: Operation, step: str, *, lease: Lease) -> Operation:
+        """Record that `step` is done, and renew."""
+        ...
+
+    async def postpone(self, operation: Operation, *, until: datetime, error: Mapping[str, Any]) -> None:
+        """Give the lease back after a failed attempt; nobody may claim it before `until`."""
+        ...
+
+    async def finish(self, operation: Operation, outcome: Outcome) -> tuple[Sandbox, Operation]:
+        """End it: its row, its sandbox's state and the event together.
+
+        A success is recorded as a failure if the sandbox left the states in which the operation may start, e.g.
+        because its machine exited meanwhile.
+        """
+        ...
+
+
+class EventStore(Protocol):
+    """The timelines of sandboxes."""
+
+    async def append(self, event: Event) -> Event:
+        """Add an event that belongs to no other change."""
+        ...
+
+    async def read(self, sandbox_id: str, *, after: int, limit: int) -> Sequence[Event]:
+        """Return the events with a `seq` above `after`, oldest first."""
+        ...
+
+
+class ProcessStore(Protocol):
+    """The rows of processes, sessions and session tokens."""
+
+    async def observe(self, status: SessionStatus) -> None:
+        """Record what a node tells of a process; told twice or late it changes nothing."""
+        ...
+
+    async def purge(self, ended_before: datetime, *, limit: int) -> Sequence[SessionId]:
+        """Forget processes that ended, or were never started, before then; return the sessions they had."""
+        ...
+
+
+class AccountStore(Protocol):
+    """Users, projects and tokens."""
+
+    async def purge(self, now: datetime) -> None:
+        """Forget session tokens and logins that have expired."""
+        ...
+
+
+class AuditStore(Protocol):
+    """The audit log."""
+
+
+class IdempotencyStore(Protocol):
+    """The keys of requests and the answers that they got."""
+
+    async def purge(self, now: datetime) -> None:
+        """Forget keys that have expired."""
+        ...
+
+
+class Watch(Protocol):
+    """Waits for commits that touch one topic."""
+
+    async def wait(self, seconds: float) -> None:
+        """Return after a commit since the watch began or since `wait` last returned, or when the time is over."""
+        ...
+
+
+class Store(Protocol):
+    """The one door to what lasts."""
+
+    @property
+    def sandboxes(self) -> SandboxStore: ...
+
+    @property
+    def operations(self) -> OperationStore: ...
+
+    @property
+    def events(self) -> EventStore: ...
+
+    @property
+    def processes(self) -> ProcessStore: ...
+
+    @property
+    def accounts(self) -> AccountStore: ...
+
+    @property
+    def audit(self) -> AuditStore: ...
+
+    @property
+    def idempotency(self) -> IdempotencyStore: ...
+
+    def watch(self, topic: str) -> AbstractContextManager[Watch]:
+        """Watch a topic, which is an id.  Begin before reading the row, so that no change is missed."""
+        ...
+
+    async def aclose(self) -> None:
+        """Finish the writes under way and close; later calls raise `Unavailable`."""
+        ...
