@@ -50,6 +50,7 @@ class Process:
     generation: int
     spec: CommandSpec
     state: ProcessState
+    is_start_requested: bool = False  #: somebody asked to start it, so the node may have; set before the node is told
     os_pid: int | None = None
     exit_code: int | None = None
     signal: str | None = None

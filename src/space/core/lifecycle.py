@@ -8,7 +8,7 @@ operation that will be resumed, cancelled or failed, and crash recovery is "resu
 from dataclasses import dataclass
 from enum import StrEnum
 
-from space.core.errors import InvalidTransition, OperationInProgress
+from space.core.errors import FailedPrecondition, InvalidTransition, OperationInProgress
 from space.core.ids import OperationId
 
 
@@ -153,3 +153,25 @@ def shown(state: State, held_by: Kind | None) -> str:
     if during is not None:
         return during
     return "creating" if state is State.PENDING else str(state)
+
+
+def require_running(state: State, *, held_by: tuple[OperationId, Kind] | None) -> None:
+    """Raise unless the machine can be used; fork and snapshot only hold it for a moment, which commands sit out.
+
+    Raises:
+        OperationInProgress: a change is under way; afterwards it may run.
+        FailedPrecondition: it is deleted, or about to be.
+        InvalidTransition: it rests in another state.
+    """
+    seen = shown(state, held_by[1] if held_by is not None else None)
+    if seen == State.RUNNING:
+        return
+    if state is State.DELETED or (held_by is not None and held_by[1] is Kind.DELETE):
+        raise FailedPrecondition(f"the sandbox is {seen}", current_state=seen)
+    if held_by is not None:
+        raise OperationInProgress(
+            f"the sandbox is {seen}; wait for the operation and try again",
+            operation_id=held_by[0],
+            current_state=seen,
+        )
+    raise InvalidTransition(f"the sandbox is {seen}; this needs a running one", current_state=seen)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
-from space.core.account import IdempotencyRef
+from space.core.account import IdempotencyRef, Project, Role, Token, User
+from space.core.command import Process, SessionToken
 from space.core.event import AuditEntry, Event
-from space.core.ids import NodeId, OperationId, ProjectId, SandboxId, SessionId
+from space.core.ids import NodeId, OperationId, ProcessId, ProjectId, SandboxId, SessionId, TokenId, UserId
 from space.core.lifecycle import Admission, Kind, State
 from space.core.operation import Operation, Status
 from space.core.ports import SessionStatus
@@ -208,32 +209,237 @@ class EventStore(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewProcess:
+    """All that the transaction of a command's creation records."""
+
+    process: Process  #: its generation is filled in by the store
+    token: SessionToken | None
+    audit: AuditEntry
+    idempotency: IdempotencyRef | None = None
+    max_unfinished: int = 1000  #: processes of one sandbox that may be created or running
+
+
 class ProcessStore(Protocol):
     """The rows of processes, sessions and session tokens."""
 
-    async def observe(self, status: SessionStatus) -> None:
-        """Record what a node tells of a process; told twice or late it changes nothing."""
+    async def create(self, new: NewProcess) -> Process:
+        """Record process, token, audit entry and idempotency link together, for the sandbox's present machine.
+
+        Raises:
+            NotFound: no such sandbox in the process's project.
+            OperationInProgress, FailedPrecondition: it does not run (`core.lifecycle.require_running`).
+            LimitExceeded: too many are unfinished.
+        """
         ...
+
+    async def find(self, process_id: str) -> Process | None: ...
+
+    async def find_session(self, session_id: str) -> Process | None: ...
+
+    async def list(
+        self, sandbox_id: SandboxId, *, ended_after: datetime, limit: int, cursor: str | None
+    ) -> Page[Process]:
+        """Page in the order of ids, without those that ended longer ago."""
+        ...
+
+    async def unfinished(self, *, after: tuple[str, str] = ("", ""), limit: int) -> Sequence[Process]:
+        """Return what is created or running in any sandbox, after (sandbox id, process id)."""
+        ...
+
+    async def request_start(self, session_id: SessionId, *, at: datetime) -> tuple[Process, int | None]:
+        """Write down that a `created` process is about to be started, and return the machine's generation.
+
+        The generation is None if there is nothing to start.  Raises as `create` does.
+        """
+        ...
+
+    async def end_unstarted(
+        self,
+        process_id: ProcessId,
+        *,
+        reason: str,
+        at: datetime,
+        audit: AuditEntry | None,
+        even_if_requested: bool = False,
+    ) -> bool:
+        """End a `created` process without starting it; returns whether it was one.
+
+        One whose start was requested is ended only with `even_if_requested`, by a caller who knows that no start
+        is under way and that no node has it.
+        """
+        ...
+
+    async def observe(self, *statuses: SessionStatus) -> None:
+        """Take over what journals say.  A state never goes back, but a seen exit replaces a presumed loss."""
+        ...
+
+    async def add_token(self, token: SessionToken, audit: AuditEntry | None) -> None: ...
+
+    async def find_token(self, token_hash: bytes) -> SessionToken | None: ...
 
     async def purge(self, ended_before: datetime, *, limit: int) -> Sequence[SessionId]:
         """Forget processes that ended, or were never started, before then; return the sessions they had."""
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStart:
+    """What must exist before anybody can call; each part is recorded only if there is none yet."""
+
+    project: Project
+    admin: User
+    admin_password_hash: str
+    cli_token: Token | None  #: None: the one that exists stays
+    cli_token_hash: bytes | None
+    audit: AuditEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What was there, or has been made."""
+
+    project: Project
+    admin_email: str
+    made_admin: bool
+    made_cli_token: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserChange:
+    """A change to a user; None leaves a field as it is."""
+
+    role: Role | None = None
+    is_disabled: bool | None = None
+    password_hash: str | None = None
+
+
 class AccountStore(Protocol):
     """Users, projects and tokens."""
+
+    async def start(self, first: FirstStart) -> Started: ...
+
+    async def add_user(self, user: User, password_hash: str, audit: AuditEntry) -> None:
+        """Raises `AlreadyExists` if the address is taken, `NotFound` for an unknown project."""
+        ...
+
+    async def find_user(self, user_id: str) -> User | None: ...
+
+    async def find_login(self, email: str) -> tuple[User, str] | None:
+        """Return a user with the hash of the password."""
+        ...
+
+    async def list_users(self, *, limit: int, cursor: str | None) -> Page[User]: ...
+
+    async def change_user(
+        self, user_id: str, change: UserChange, *, at: datetime, audit: AuditEntry
+    ) -> tuple[User, Sequence[TokenId]]:
+        """Change a user and revoke what that takes away; returns the tokens that ended.
+
+        Disabling ends all of the user's tokens; a new role or password ends the logins, and a lesser role the
+        tokens that hold more.
+
+        Raises:
+            NotFound: no such user.
+            FailedPrecondition: no admin would be left.
+        """
+        ...
+
+    async def add_login(self, token: Token, token_hash: bytes, password_hash: str, audit: AuditEntry) -> None:
+        """Record a login unless the user was disabled or got another password meanwhile (`Unauthenticated`)."""
+        ...
+
+    async def add_token(
+        self, token: Token, token_hash: bytes, *, maker: TokenId, audit: AuditEntry, idempotency: IdempotencyRef | None
+    ) -> None:
+        """Record a token unless `maker`, the token it was asked for with, has ended meanwhile (`Unauthenticated`).
+
+        Raises `NotFound` for an unknown project.
+        """
+        ...
+
+    async def find_token(self, token_id: str) -> Token | None: ...
+
+    async def find_secret(self, token_hash: bytes) -> Token | None:
+        """Return the token, whether or not it is still good; None also if its user is disabled."""
+        ...
+
+    async def list_tokens(
+        self, *, user_id: str | None, maker: str | None, limit: int, cursor: str | None
+    ) -> Page[Token]:
+        """Page all but logins in the order of ids; of one user, or made by one principal, where given."""
+        ...
+
+    async def revoke_token(self, token_id: TokenId, *, at: datetime, audit: AuditEntry) -> bool: ...
+
+    async def used(self, tokens: Mapping[TokenId, datetime]) -> None:
+        """Raise `last_used_at`, never lower it."""
+        ...
+
+    async def add_project(self, project: Project, audit: AuditEntry) -> None:
+        """Raises `AlreadyExists` if the name is taken."""
+        ...
+
+    async def find_project(self, project_id: str) -> Project | None: ...
+
+    async def list_projects(self, *, limit: int, cursor: str | None) -> Page[Project]: ...
+
+    async def change_project(self, project_id: str, changes: Mapping[str, Any], audit: AuditEntry) -> Project:
+        """Change the given fields of `Project`.  Raises `NotFound`, `AlreadyExists`."""
+        ...
 
     async def purge(self, now: datetime) -> None:
         """Forget session tokens and logins that have expired."""
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    """Which audit entries to list; what is None does not matter."""
+
+    project_id: str | None = None
+    principal: str | None = None
+    action: str | None = None
+    target: str | None = None
+    outcome: str | None = None  #: `ok`, an error code, or `refused` for any but `ok`
+    after: datetime | None = None  #: inclusive
+    before: datetime | None = None  #: exclusive
+
+
 class AuditStore(Protocol):
     """The audit log."""
+
+    async def append(self, *entries: AuditEntry) -> None: ...
+
+    async def list(self, where: AuditFilter, *, limit: int, cursor: str | None) -> Page[AuditEntry]:
+        """Page newest first; `InvalidRequest` for a cursor that is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptAnswer:
+    """What is known of an idempotency key whose request did something."""
+
+    request_hash: bytes
+    target_id: str | None  #: what the change made
+    status: int | None  #: None: the server died before it answered
+    body: bytes | None  #: None: not kept
+    headers: Mapping[str, str]
 
 
 class IdempotencyStore(Protocol):
     """The keys of requests and the answers that they got."""
+
+    async def find(self, ref: IdempotencyRef, *, now: datetime) -> KeptAnswer | None:
+        """Return what became of the key, unless it has expired.
+
+        A store that several servers share must reserve the key here for one of them.
+        """
+        ...
+
+    async def keep(self, ref: IdempotencyRef, answer: KeptAnswer, *, at: datetime, expires_at: datetime) -> None:
+        """Record an answer; the target that the change's transaction linked stays."""
+        ...
 
     async def purge(self, now: datetime) -> None:
         """Forget keys that have expired."""

@@ -9,6 +9,7 @@ metadata = MetaData()
 
 _OPEN = text("status IN ('queued', 'running')")
 _NOT_DELETED = text("state <> 'deleted'")
+_UNFINISHED = text("state IN ('created', 'running')")
 
 projects = Table(
     "projects",
@@ -27,6 +28,7 @@ users = Table(
     "users",
     metadata,
     Column("id", Text, primary_key=True),
+    Column("project_id", Text, ForeignKey("projects.id"), nullable=False),
     Column("email", Text, nullable=False, unique=True),
     Column("role", Text, nullable=False),
     Column("password_hash", Text, nullable=False),
@@ -51,8 +53,8 @@ tokens = Table(
     Column("expires_at", BigInteger),
     Column("revoked_at", BigInteger),
     Column("last_used_at", BigInteger),
-    Index("tokens_by_project", "project_id", "id"),
-    Index("tokens_by_user", "user_id"),
+    Index("tokens_by_user", "user_id", "id"),
+    Index("tokens_by_maker", "created_by", "id"),
 )
 
 sandboxes = Table(
@@ -151,6 +153,7 @@ processes = Table(
     Column("generation", BigInteger, nullable=False),
     Column("spec", Text, nullable=False),
     Column("state", Text, nullable=False),
+    Column("start_requested_at", BigInteger),  # set before the node is told to start it
     Column("os_pid", BigInteger),
     Column("exit_code", BigInteger),
     Column("signal", Text),
@@ -162,6 +165,7 @@ processes = Table(
     Column("exited_at", BigInteger),
     Index("processes_by_sandbox", "sandbox_id", "id"),
     Index("processes_by_exit", "exited_at"),
+    Index("processes_unfinished", "sandbox_id", "id", sqlite_where=_UNFINISHED, postgresql_where=_UNFINISHED),
 )
 
 session_tokens = Table(
@@ -170,6 +174,7 @@ session_tokens = Table(
     Column("token_hash", LargeBinary, primary_key=True),
     Column("session_id", Text, ForeignKey("processes.session_id", ondelete="CASCADE"), nullable=False),
     Column("principal", Text, nullable=False),
+    Column("token_id", Text, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
     Index("session_tokens_by_session", "session_id"),
     Index("session_tokens_by_expiry", "expires_at"),
@@ -204,7 +209,6 @@ audit = Table(
     Column("address", Text),
     Column("details", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
-    Index("audit_by_project", "project_id", "seq"),
     Index("audit_by_time", "at"),
     sqlite_autoincrement=True,
 )

@@ -24,7 +24,6 @@ def upgrade() -> None:
     sa.PrimaryKeyConstraint('seq'),
     sqlite_autoincrement=True
     )
-    op.create_index('audit_by_project', 'audit', ['project_id', 'seq'], unique=False)
     op.create_index('audit_by_time', 'audit', ['at'], unique=False)
     op.create_table('idempotency_keys',
     sa.Column('principal_id', sa.Text(), nullable=False),
@@ -48,6 +47,7 @@ def upgrade() -> None:
     sa.Column('generation', sa.BigInteger(), nullable=False),
     sa.Column('spec', sa.Text(), nullable=False),
     sa.Column('state', sa.Text(), nullable=False),
+    sa.Column('start_requested_at', sa.BigInteger(), nullable=True),
     sa.Column('os_pid', sa.BigInteger(), nullable=True),
     sa.Column('exit_code', sa.BigInteger(), nullable=True),
     sa.Column('signal', sa.Text(), nullable=True),
@@ -62,6 +62,7 @@ def upgrade() -> None:
     )
     op.create_index('processes_by_exit', 'processes', ['exited_at'], unique=False)
     op.create_index('processes_by_sandbox', 'processes', ['sandbox_id', 'id'], unique=False)
+    op.create_index('processes_unfinished', 'processes', ['sandbox_id', 'id'], unique=False, sqlite_where=sa.text("state IN ('created', 'running')"), postgresql_where=sa.text("state IN ('created', 'running')"))
     op.create_table('projects',
     sa.Column('id', sa.Text(), nullable=False),
     sa.Column('name', sa.Text(), nullable=False),
@@ -73,16 +74,6 @@ def upgrade() -> None:
     sa.Column('created_at', sa.BigInteger(), nullable=False),
     sa.PrimaryKeyConstraint('id'),
     sa.UniqueConstraint('name')
-    )
-    op.create_table('users',
-    sa.Column('id', sa.Text(), nullable=False),
-    sa.Column('email', sa.Text(), nullable=False),
-    sa.Column('role', sa.Text(), nullable=False),
-    sa.Column('password_hash', sa.Text(), nullable=False),
-    sa.Column('is_disabled', sa.Integer(), nullable=False),
-    sa.Column('created_at', sa.BigInteger(), nullable=False),
-    sa.PrimaryKeyConstraint('id'),
-    sa.UniqueConstraint('email')
     )
     op.create_table('sandboxes',
     sa.Column('id', sa.Text(), nullable=False),
@@ -128,34 +119,25 @@ def upgrade() -> None:
     sa.Column('token_hash', sa.LargeBinary(), nullable=False),
     sa.Column('session_id', sa.Text(), nullable=False),
     sa.Column('principal', sa.Text(), nullable=False),
+    sa.Column('token_id', sa.Text(), nullable=False),
     sa.Column('expires_at', sa.BigInteger(), nullable=False),
     sa.ForeignKeyConstraint(['session_id'], ['processes.session_id'], ondelete='CASCADE'),
     sa.PrimaryKeyConstraint('token_hash')
     )
     op.create_index('session_tokens_by_expiry', 'session_tokens', ['expires_at'], unique=False)
     op.create_index('session_tokens_by_session', 'session_tokens', ['session_id'], unique=False)
-    op.create_table('tokens',
+    op.create_table('users',
     sa.Column('id', sa.Text(), nullable=False),
-    sa.Column('kind', sa.Text(), nullable=False),
-    sa.Column('name', sa.Text(), nullable=False),
-    sa.Column('prefix', sa.Text(), nullable=False),
-    sa.Column('secret_hash', sa.LargeBinary(), nullable=False),
     sa.Column('project_id', sa.Text(), nullable=False),
-    sa.Column('user_id', sa.Text(), nullable=True),
-    sa.Column('scopes', sa.Text(), nullable=False),
-    sa.Column('templates', sa.Text(), nullable=True),
-    sa.Column('created_by', sa.Text(), nullable=False),
+    sa.Column('email', sa.Text(), nullable=False),
+    sa.Column('role', sa.Text(), nullable=False),
+    sa.Column('password_hash', sa.Text(), nullable=False),
+    sa.Column('is_disabled', sa.Integer(), nullable=False),
     sa.Column('created_at', sa.BigInteger(), nullable=False),
-    sa.Column('expires_at', sa.BigInteger(), nullable=True),
-    sa.Column('revoked_at', sa.BigInteger(), nullable=True),
-    sa.Column('last_used_at', sa.BigInteger(), nullable=True),
     sa.ForeignKeyConstraint(['project_id'], ['projects.id'], ),
-    sa.ForeignKeyConstraint(['user_id'], ['users.id'], ),
     sa.PrimaryKeyConstraint('id'),
-    sa.UniqueConstraint('secret_hash')
+    sa.UniqueConstraint('email')
     )
-    op.create_index('tokens_by_project', 'tokens', ['project_id', 'id'], unique=False)
-    op.create_index('tokens_by_user', 'tokens', ['user_id'], unique=False)
     op.create_table('events',
     sa.Column('sandbox_id', sa.Text(), nullable=False),
     sa.Column('seq', sa.BigInteger(), autoincrement=False, nullable=False),
@@ -199,3 +181,25 @@ def upgrade() -> None:
     sa.PrimaryKeyConstraint('sandbox_id', 'key')
     )
     op.create_index('sandbox_metadata_by_value', 'sandbox_metadata', ['key', 'value', 'sandbox_id'], unique=False)
+    op.create_table('tokens',
+    sa.Column('id', sa.Text(), nullable=False),
+    sa.Column('kind', sa.Text(), nullable=False),
+    sa.Column('name', sa.Text(), nullable=False),
+    sa.Column('prefix', sa.Text(), nullable=False),
+    sa.Column('secret_hash', sa.LargeBinary(), nullable=False),
+    sa.Column('project_id', sa.Text(), nullable=False),
+    sa.Column('user_id', sa.Text(), nullable=True),
+    sa.Column('scopes', sa.Text(), nullable=False),
+    sa.Column('templates', sa.Text(), nullable=True),
+    sa.Column('created_by', sa.Text(), nullable=False),
+    sa.Column('created_at', sa.BigInteger(), nullable=False),
+    sa.Column('expires_at', sa.BigInteger(), nullable=True),
+    sa.Column('revoked_at', sa.BigInteger(), nullable=True),
+    sa.Column('last_used_at', sa.BigInteger(), nullable=True),
+    sa.ForeignKeyConstraint(['project_id'], ['projects.id'], ),
+    sa.ForeignKeyConstraint(['user_id'], ['users.id'], ),
+    sa.PrimaryKeyConstraint('id'),
+    sa.UniqueConstraint('secret_hash')
+    )
+    op.create_index('tokens_by_maker', 'tokens', ['created_by', 'id'], unique=False)
+    op.create_index('tokens_by_user', 'tokens', ['user_id', 'id'], unique=False)
