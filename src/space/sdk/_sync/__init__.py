@@ -1,0 +1,1 @@
+"""The synchronous side, made from the asynchronous one by `scripts/generate_sync_sdk.py`."""

@@ -1,0 +1,240 @@
+# Generated from ../_async/sandbox.py by scripts/generate_sync_sdk.py: change it there.
+"""A sandbox, as its user holds it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal
+
+import httpx
+
+from space.sdk import http
+from space.sdk._sync.client import Client
+from space.sdk._sync.command import Command
+from space.sdk._sync.files import Files
+from space.sdk._sync.operations import wait_operation
+from space.sdk.bodies import Argv, command_body
+from space.sdk.errors import NotFoundError
+from space.sdk.model import ExecResult, Operation, ProcessInfo, SandboxInfo, TimelineEvent
+
+
+class Sandbox:
+    """A sandbox.  As a context manager it deletes itself at the end.
+
+    Without `client`, `create` and `connect` make one from the environment and close it with the sandbox.
+    """
+
+    def __init__(self, client: Client, info: SandboxInfo, *, owns_client: bool = False) -> None:
+        self._client = client
+        self._transport = client.transport
+        self._owns_client = owns_client
+        self.info = info  #: as of the last answer; see `refresh`
+        self.files = Files(self._transport, info.id)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.info.state}>"
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @classmethod
+    def create(
+        cls,
+        template: str = "base",
+        *,
+        runtime: str | None = None,
+        vcpus: int | None = None,
+        memory_mib: int | None = None,
+        disk_mib: int | None = None,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        auto_lifecycle: Mapping[str, Any] | None = None,
+        network_policy: Mapping[str, Any] | None = None,
+        egress_profile: str | None = None,
+        wait: bool = True,
+        timeout: float | None = 120.0,
+        client: Client | None = None,
+    ) -> "Sandbox":
+        """Create a sandbox and wait until it runs, at most `timeout` seconds.
+
+        Whatever breaks in between, one call makes one sandbox.  If it does not come up, the error says why and it is
+        left as `failed`.  With `wait=False` it is returned while it is still being created.
+        """
+        own = client or Client()
+        try:
+            info = own.create_sandbox(
+                template,
+                runtime=runtime,
+                vcpus=vcpus,
+                memory_mib=memory_mib,
+                disk_mib=disk_mib,
+                env=env,
+                metadata=metadata,
+                auto_lifecycle=auto_lifecycle,
+                network_policy=network_policy,
+                egress_profile=egress_profile,
+                wait=wait,
+                timeout=timeout,
+            )
+        except BaseException:
+            if client is None:
+                own.close()
+            raise
+        return cls(own, info, owns_client=client is None)
+
+    @classmethod
+    def connect(cls, sandbox_id: str, *, client: Client | None = None) -> "Sandbox":
+        """Take up a sandbox that exists."""
+        own = client or Client()
+        try:
+            info = own.get_sandbox(sandbox_id)
+        except BaseException:
+            if client is None:
+                own.close()
+            raise
+        return cls(own, info, owns_client=client is None)
+
+    @classmethod
+    def list(
+        cls,
+        *,
+        state: str | None = None,
+        template: str | None = None,
+        runtime: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        client: Client | None = None,
+    ) -> Iterator[SandboxInfo]:
+        """Yield all sandboxes that match, page by page."""
+        own = client or Client()
+        try:
+            yield from own.sandboxes(
+                state=state,
+                template=template,
+                runtime=runtime,
+                metadata=metadata,
+                created_after=created_after,
+                created_before=created_before,
+            )
+        finally:
+            if client is None:
+                own.close()
+
+    def exec(
+        self,
+        command: Argv,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        max_output_bytes: int | None = None,
+    ) -> ExecResult:
+        """Run a command to its end in one call.  A string is a shell line, a sequence is argv.
+
+        `timeout` is in seconds; then the process group is killed and `reason` is `timeout`.
+        """
+        body = command_body(command, env=env, cwd=cwd, user=user, timeout=timeout, max_output_bytes=max_output_bytes)
+        response = self._transport.request("POST", f"{self._path}/exec", json=body, timeout=http.UNHURRIED)
+        return ExecResult.parse(http.answer_object(response))
+
+    def start(
+        self,
+        command: Argv,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        detached: bool = False,
+        patience: float = 120.0,
+    ) -> Command:
+        """Start a command whose output is streamed: iterate what is returned.
+
+        It starts with the first iteration, or at once if `detached`.  `pty` is columns and rows of a terminal;
+        `patience` is how long, in seconds, an iteration keeps trying to reach a server that is away.
+        """
+        body = command_body(
+            command,
+            env=env,
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            stdin="pipe" if stdin else None,
+            pty={"cols": pty[0], "rows": pty[1]} if pty else None,
+            start="now" if detached else None,
+        )
+        response = self._transport.request("POST", f"{self._path}/commands", json=body)
+        return Command.from_answer(self._transport, self.id, http.answer_object(response), patience=patience)
+
+    def processes(self) -> Sequence[ProcessInfo]:
+        """List the processes that were started through the API, those that ended within a day included."""
+        body = http.answer_object(self._transport.request("GET", f"{self._path}/processes"))
+        return [ProcessInfo.parse(item) for item in body.get("items", ())]
+
+    def refresh(self) -> SandboxInfo:
+        """Ask the server for the present state."""
+        self.info = self._client.get_sandbox(self.id)
+        return self.info
+
+    def timeline(self, *, limit: int | None = None) -> Sequence[TimelineEvent]:
+        """Return what happened to the sandbox, oldest first."""
+        query = {"limit": limit} if limit is not None else None
+        body = http.answer_object(self._transport.request("GET", f"{self._path}/events", query=query))
+        return [TimelineEvent.parse(item) for item in body.get("items", ())]
+
+    def extend(self, seconds: int) -> SandboxInfo:
+        """Let the sandbox live longer."""
+        response = self._transport.request("POST", f"{self._path}/extend", json={"seconds": seconds})
+        return self._updated(response)
+
+    def update(
+        self, *, metadata: Mapping[str, str] | None = None, auto_lifecycle: Mapping[str, Any] | None = None
+    ) -> SandboxInfo:
+        """Replace metadata or the automatic lifecycle."""
+        body = {
+            key: dict(value)
+            for key, value in (("metadata", metadata), ("auto_lifecycle", auto_lifecycle))
+            if value is not None
+        }
+        return self._updated(self._transport.request("PATCH", self._path, json=body))
+
+    def kill(self, *, wait: bool = True, timeout: float | None = 60.0) -> None:
+        """Delete the sandbox and all that runs in it; one that is gone is fine."""
+        try:
+            response = self._transport.request("DELETE", self._path)
+        except NotFoundError:
+            return
+        body = http.answer_object(response)
+        if wait:
+            wait_operation(self._transport, Operation.parse(body.get("operation", body)), timeout=timeout)
+
+    def close(self) -> None:
+        """Close connections; the sandbox lives on."""
+        if self._owns_client:
+            self._client.close()
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        try:
+            self.kill(wait=False)
+        finally:
+            self.close()
+        return False
+
+    def _updated(self, response: httpx.Response) -> SandboxInfo:
+        body = http.answer_object(response)
+        self.info = SandboxInfo.parse(body.get("sandbox", body))
+        return self.info
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/sandboxes/{self.id}"
