@@ -9,6 +9,7 @@ metadata = MetaData()
 
 _OPEN = text("status IN ('queued', 'running')")
 _NOT_DELETED = text("state <> 'deleted'")
+_IDLE_DELETE = text("on_idle = 'delete' AND state <> 'deleted'")
 _UNFINISHED = text("state IN ('created', 'running')")
 
 projects = Table(
@@ -96,6 +97,7 @@ sandboxes = Table(
     Index("sandboxes_by_node", "node_id", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED),
     Index("sandboxes_by_expiry", "expires_at", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED),
     Index("sandboxes_by_deletion", "deleted_at"),
+    Index("sandboxes_to_delete_when_idle", "last_active_at", sqlite_where=_IDLE_DELETE, postgresql_where=_IDLE_DELETE),
 )
 
 sandbox_metadata = Table(
