@@ -1,0 +1,187 @@
+"""Control groups of machines: memory, processes and CPU, on v1, hybrid and v2 hosts.
+
+The runtime joins a group that exists already and leaves its settings alone, so the limits are ours.  The limit on
+pids counts the threads of gVisor's kernel and its stubs, so it is a backstop, not the guest's limit (gvisor.md §1).
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from space.core.sandbox import Resources
+from space.host.instance import Instance
+
+ROOT = Path("/sys/fs/cgroup")
+PERIOD_US = 100_000
+MIN_PIDS = 4096
+#: What the runtime itself needs beside the guest's memory: kernel, file server and stubs took 21 MiB PSS idle and
+#: 70 MiB with page tables at work (gvisor.md §3); without it, a guest of 128 MiB could not use half of them.
+OVERHEAD_MIB = 64
+MEMORY, PIDS, CPU = "memory", "pids", "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the processes of a group use now."""
+
+    cpu_seconds: float
+    memory_bytes: int
+    pids: int
+
+
+class Cgroups:
+    """The groups of one instance.  Paths are as in `core.node.Slot.cgroup`: `/space-3f9a0c1d/m7`."""
+
+    def __init__(self, instance: Instance, *, root: Path = ROOT) -> None:
+        self.instance = instance
+        self.root = root
+        self.is_v2 = (root / "cgroup.controllers").exists()
+
+    def directories(self, path: str) -> Mapping[str, Path]:
+        """Return the directory of each controller that we set."""
+        if self.is_v2:
+            return dict.fromkeys((MEMORY, PIDS, CPU, "cpuacct"), self.root / path[1:])
+        return {name: self.root / name / path[1:] for name in (MEMORY, PIDS, CPU, "cpuacct")}
+
+    def create(self, path: str, resources: Resources) -> None:
+        """Make a group with these limits, or set those of one that exists."""
+        self._check(path)
+        directories = self.directories(path)
+        for directory in directories.values():
+            directory.mkdir(parents=True, exist_ok=True)
+            if self.is_v2:
+                self._delegate(directory)
+        memory = (resources.memory_mib + OVERHEAD_MIB) << 20
+        pids = str(max(MIN_PIDS, resources.memory_mib * 4))
+        quota = resources.vcpus * PERIOD_US
+        if self.is_v2:
+            _write(directories[MEMORY] / "memory.max", str(memory))
+            _write(directories[MEMORY] / "memory.swap.max", "0", required=False)
+            _write(directories[MEMORY] / "memory.oom.group", "1")
+            _write(directories[CPU] / "cpu.max", f"{quota} {PERIOD_US}")
+        else:
+            _set_v1_memory(directories[MEMORY], memory)
+            _write(directories[CPU] / "cpu.cfs_period_us", str(PERIOD_US))
+            _write(directories[CPU] / "cpu.cfs_quota_us", str(quota))
+        _write(directories[PIDS] / "pids.max", pids)
+
+    def _delegate(self, directory: Path) -> None:
+        """Switch the controllers on from the root down to the group's parent (v2)."""
+        for parent in reversed([p for p in directory.parents if p.is_relative_to(self.root)]):
+            _write(parent / "cgroup.subtree_control", "+memory +pids +cpu")
+
+    def usage(self, path: str) -> Usage:
+        """Return what a group uses; zeros if there is none."""
+        directories = self.directories(path)
+        if self.is_v2:
+            stat = dict(line.split() for line in _read(directories[CPU] / "cpu.stat").splitlines())
+            cpu_seconds = int(stat.get("usage_usec", 0)) / 1e6
+            memory = _number(directories[MEMORY] / "memory.current")
+        else:
+            cpu_seconds = _number(directories["cpuacct"] / "cpuacct.usage") / 1e9
+            memory = _number(directories[MEMORY] / "memory.usage_in_bytes")
+        pids = _number(directories[PIDS] / "pids.current")
+        return Usage(cpu_seconds=cpu_seconds, memory_bytes=memory, pids=pids)
+
+    def oom_kills(self, path: str) -> int:
+        """Return how often the kernel has killed in a group for want of memory."""
+        file = "memory.events" if self.is_v2 else "memory.oom_control"
+        for line in _read(self.directories(path)[MEMORY] / file).splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+        return 0
+
+    def pids(self, path: str) -> set[int]:
+        """Return the processes of a group."""
+        found: set[int] = set()
+        for directory in self._everywhere(path):
+            found.update(int(pid) for pid in _read(directory / "cgroup.procs").split())
+        return found
+
+    def kill(self, path: str) -> None:
+        """Send SIGKILL to every process of a group."""
+        for pid in self.pids(path):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def remove(self, path: str) -> bool:
+        """Remove a group under every controller, also those that only the runtime used.
+
+        Returns False while processes are left in it.  Idempotent.
+        """
+        self._check(path)
+        is_gone = True
+        for directory in self._everywhere(path):
+            try:
+                _remove_tree(directory)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                is_gone = False
+        return is_gone
+
+    def sweep(self, keep: Collection[str]) -> list[str]:
+        """Kill and remove every group of this instance but `keep`; return those found."""
+        found: set[str] = set()
+        for parent in self._everywhere(self.instance.cgroup):
+            with contextlib.suppress(FileNotFoundError):
+                found.update(f"{self.instance.cgroup}/{child.name}" for child in parent.iterdir() if child.is_dir())
+        gone = sorted(found.difference(keep))
+        for path in gone:
+            self.kill(path)
+            self.remove(path)
+        if not keep:
+            self.remove(self.instance.cgroup)
+        return gone
+
+    def _everywhere(self, path: str) -> Iterable[Path]:
+        """Yield the group's directory under every controller on which the host has one."""
+        if self.is_v2:
+            return [directory] if (directory := self.root / path[1:]).exists() else []
+        return [child / path[1:] for child in sorted(self.root.iterdir()) if (child / path[1:]).exists()]
+
+    def _check(self, path: str) -> None:
+        if not f"{path}/".startswith(f"{self.instance.cgroup}/") or ".." in path:
+            raise ValueError(f"{path!r} is no cgroup of this instance")
+
+
+def _set_v1_memory(directory: Path, memory: int) -> None:
+    """Limit memory and swap together; the order of the two writes depends on the direction of the change."""
+    limit, both = directory / "memory.limit_in_bytes", directory / "memory.memsw.limit_in_bytes"
+    try:
+        limit.write_text(str(memory))
+        _write(both, str(memory), required=False)
+    except OSError:
+        _write(both, str(memory), required=False)
+        limit.write_text(str(memory))
+
+
+def _write(file: Path, text: str, *, required: bool = True) -> None:
+    """Write a setting; one that is not `required` may be missing from this kernel."""
+    try:
+        file.write_text(text)
+    except OSError:
+        if required:
+            raise
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # no such group, or it goes away at this moment
+        return ""
+
+
+def _number(file: Path) -> int:
+    return int(_read(file) or 0)
+
+
+def _remove_tree(directory: Path) -> None:
+    for child in directory.iterdir():
+        if child.is_dir():
+            _remove_tree(child)
+    directory.rmdir()

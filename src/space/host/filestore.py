@@ -1,0 +1,147 @@
+"""A filesystem of limited size for all that one machine writes.
+
+It is an ext4 without a journal on a loop device over a sparse file that has no name (`O_TMPFILE`): unmounting frees
+everything, and a crash between any two steps leaves at most a mount, which `sweep` finds.  `mkfs` runs once a size;
+each filestore then starts as a copy of that image's few hundred kilobytes of data.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from space.core.errors import InsufficientStorage
+from space.host import linux, loop
+from space.host.process import run
+
+#: No journal (the content dies with the machine), no reserved blocks; inode tables are written on first use.
+MKFS = ("mkfs.ext4", "-q", "-F", "-O", "^has_journal,^resize_inode", "-m", "0", "-E", "lazy_itable_init=1,nodiscard")
+MOUNT_OPTIONS = "discard,noinit_itable,errors=remount-ro"
+#: Kept free on the host's disk beyond what a new filestore may need at once.
+HEADROOM_MIB = 256
+
+
+class FileStores:
+    """The filestores of one instance, by slot index."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._is_open = False
+        self._templates = asyncio.Lock()
+
+    def path(self, index: int) -> Path:
+        return self.directory / str(index)
+
+    async def create(self, index: int, disk_mib: int) -> Path:
+        """Mount an empty filestore of `disk_mib` and return its path; one that is there is replaced.
+
+        Raises:
+            InsufficientStorage: the host's disk is too full to begin with.
+        """
+        self._open()
+        free = os.statvfs(self.directory)
+        if free.f_bavail * free.f_frsize < HEADROOM_MIB << 20:
+            raise InsufficientStorage(f"less than {HEADROOM_MIB} MiB are free for {self.directory}; free some space")
+        template = await self._template(disk_mib)
+        target = self.path(index)
+        await asyncio.to_thread(self._mount, template, target)
+        return target
+
+    async def remove(self, index: int) -> None:
+        """Unmount a filestore; all that was in it is gone.  Idempotent."""
+        await asyncio.to_thread(_unmount, self.path(index))
+
+    async def sweep(self, keep: Collection[int]) -> list[int]:
+        """Remove every filestore but `keep`; return those removed."""
+        self._open()
+        kept = {self.path(index) for index in keep}
+        gone = [path for path in self.directory.iterdir() if path.name.isdigit() and path not in kept]
+        for path in gone:
+            await asyncio.to_thread(_unmount, path)
+        return sorted(int(path.name) for path in gone)
+
+    async def aclose(self) -> None:
+        """Remove every filestore and let go of the directory (tests, uninstalling)."""
+        await self.sweep(())
+        with contextlib.suppress(OSError):
+            linux.umount(self.directory)
+        self._is_open = False
+
+    def _open(self) -> None:
+        """Make the directory a mount of its own that shares with slaves only.
+
+        Mounts below it reach the mount namespace in which a runtime is being started, and their end reaches it too.
+        """
+        if self._is_open:
+            return
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.directory.is_mount():
+            linux.mount(str(self.directory), self.directory, flags=linux.MS_BIND)
+        linux.mount("", self.directory, flags=linux.MS_PRIVATE)
+        linux.mount("", self.directory, flags=linux.MS_SHARED)
+        self._is_open = True
+
+    async def _template(self, disk_mib: int) -> Path:
+        template = self.directory / f"ext4-{disk_mib}.template"
+        async with self._templates:
+            if not template.exists():
+                unfinished = template.with_suffix(".new")
+                with unfinished.open("wb") as image:
+                    image.truncate(disk_mib << 20)
+                await run([*MKFS, str(unfinished)])
+                unfinished.replace(template)
+        return template
+
+    def _mount(self, template: Path, target: Path) -> None:
+        _unmount(target)
+        target.mkdir(mode=0o700)
+        image = os.open(self.directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            with template.open("rb") as source:
+                copy_sparse(source.fileno(), image)
+            device, descriptor = loop.attach(image)
+            try:
+                flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC | linux.MS_NOATIME
+                linux.mount(str(device), target, "ext4", flags, MOUNT_OPTIONS)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            target.rmdir()
+            if error.errno == errno.ENOSPC:
+                raise InsufficientStorage(f"the disk of {self.directory} is full; free some space") from error
+            raise
+        finally:
+            os.close(image)
+        (target / "lost+found").rmdir()
+
+
+def copy_sparse(source: int, target: int) -> None:
+    """Copy a file's data and leave its holes holes."""
+    size = os.fstat(source).st_size
+    os.truncate(target, size)
+    offset = 0
+    while offset < size:
+        try:
+            begin = os.lseek(source, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole follows
+                return
+            raise
+        offset = os.lseek(source, begin, os.SEEK_HOLE)
+        while begin < offset:
+            begin += os.copy_file_range(source, target, offset - begin, begin, begin)
+
+
+def _unmount(target: Path) -> None:
+    """Unmount whatever is there, even if something still uses it, and remove the mount point."""
+    while target.is_mount():
+        try:
+            linux.umount(target)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            linux.umount(target, linux.MNT_DETACH)
+    with contextlib.suppress(FileNotFoundError):
+        target.rmdir()
