@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from space.core.command import CommandSpec, Pty
+from space.core.command import CommandSpec, ProcessState, Pty
 from space.core.file import FileEvent, FileInfo
 from space.core.ids import ProcessId, SandboxId, SessionId
 from space.core.journal import JournalRecord, Trimmed
@@ -145,6 +145,14 @@ class SessionStatus:
     stdout_bytes: int
     stderr_bytes: int
     is_lost: bool  #: the machine ended before the process was seen to
+
+    @property
+    def state(self) -> ProcessState:
+        if self.is_lost:
+            return ProcessState.LOST
+        if self.exited_at is not None:
+            return ProcessState.EXITED
+        return ProcessState.RUNNING if self.started_at is not None else ProcessState.CREATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

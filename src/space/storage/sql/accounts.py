@@ -88,10 +88,10 @@ class SqlAccounts:
     async def used(self, tokens: Mapping[TokenId, datetime]) -> None:
         rows = [(milliseconds(at), token_id) for token_id, at in tokens.items()]
         await self._writer.run(
-            lambda tx: tx.executemany(
-                "UPDATE tokens SET last_used_at = MAX(COALESCE(last_used_at, 0), ?) WHERE id = ?", rows
+            lambda tx: (
+                tx.executemany("UPDATE tokens SET last_used_at = MAX(COALESCE(last_used_at, 0), ?) WHERE id = ?", rows)
+                and None
             )
-            and None
         )
 
     # Projects

@@ -56,9 +56,7 @@ class SqlAudit:
 
     async def list(self, where: AuditFilter, *, limit: int, cursor: str | None) -> Page[AuditEntry]:
         condition, parameters = _condition(where)
-        query = (
-            f"SELECT seq, {_COLUMNS} FROM audit WHERE seq < ? AND seq >= ?{condition} ORDER BY seq DESC LIMIT ?"  # noqa: S608
-        )
+        query = f"SELECT seq, {_COLUMNS} FROM audit WHERE seq < ? AND seq >= ?{condition} ORDER BY seq DESC LIMIT ?"  # noqa: S608
         below, lowest = self._range(where, cursor)
         found: Sequence[AuditEntry] = []
         while below > lowest and len(found) <= limit:

@@ -182,7 +182,7 @@ UPDATE processes SET
     started_at = COALESCE(started_at, :started_at), exited_at = :exited_at
 WHERE id = :id AND session_id = :session_id AND (
     state = 'created'
-    OR (state = 'running' AND (:state IN ('exited', 'lost') OR stdout_bytes + stderr_bytes < :stdout_bytes + :stderr_bytes))
+    OR (state = 'running' AND :state IN ('exited', 'lost'))
     OR (state = 'lost' AND :state = 'exited')
 )
 """

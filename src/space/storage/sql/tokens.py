@@ -74,9 +74,7 @@ def insert(tx: Tx, token: Token, token_hash: bytes, project_id: str) -> None:
     )
 
 
-def add(
-    tx: Tx, token: Token, token_hash: bytes, maker: TokenId, entry: AuditEntry, ref: IdempotencyRef | None
-) -> None:
+def add(tx: Tx, token: Token, token_hash: bytes, maker: TokenId, entry: AuditEntry, ref: IdempotencyRef | None) -> None:
     """Add a token that was asked for with another one, which must still be good."""
     row = tx.row("SELECT revoked_at FROM tokens WHERE id = ?", (maker,))
     if row is None or row[0] is not None:
