@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 # What ./quickstart and ./test share: checks, Debian packages, the Python environment, progress.  Sourced, not run.
 #
 # Everything here is idempotent and quick when there is nothing to do.  Nothing is changed before the checks passed.
@@ -122,12 +122,13 @@ apt_update() {
     apt-get "${APT_OPTIONS[@]}" update "$@"
 }
 
-check_network() { # can apt reach its sources?  Its lists go to a directory that is thrown away.
+check_network() { # can apt reach its sources?  Its lists go to a directory of their own until it could.
     local lists code=0
     lists=$(mktemp -d "${TMPDIR:-/tmp}/space-apt.XXXXXX")
     chmod 755 "$lists"
     run_step "Checking the package sources" apt_update -o Dir::State::Lists="$lists" -o Dir::Cache::pkgcache= \
         -o Dir::Cache::srcpkgcache= -o Acquire::http::Timeout=20 || code=$?
+    [ "$code" -ne 0 ] || cp --recursive --no-target-directory "$lists" /var/lib/apt/lists
     rm -rf "$lists"
     [ "$code" -eq 0 ] || die "apt cannot reach its package sources; nothing has been changed." \
         "Check the network, the proxy (http_proxy, or Acquire::http::Proxy in /etc/apt/apt.conf.d) and" \
@@ -144,12 +145,11 @@ add_backports() { # bookworm-backports, from wherever this machine gets bookworm
         -o Dir::Etc::SourceList="$BACKPORTS" -o APT::Get::List-Cleanup=0
 }
 
-install_packages() { # PACKAGE…: what is missing of them, and of the packages from backports
+install_packages() { # PACKAGE…: what is missing of them, and of the packages from backports; after check_network
     local -a missing missing_backports
     mapfile -t missing < <(missing_packages "$@")
     mapfile -t missing_backports < <(missing_packages "${BACKPORTS_PACKAGES[@]}")
     if [ ${#missing[@]} -gt 0 ]; then
-        run_step "Reading Debian's package lists" apt_update || die "apt-get update failed; see above."
         run_step "Installing ${missing[*]}" apt_install "${missing[@]}" || die "apt-get install failed; see above."
     fi
     if [ ${#missing_backports[@]} -gt 0 ]; then
