@@ -168,12 +168,16 @@ def _resolve(uri: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print the entry for backports of this host."""
-    if sys.argv[1:] != ["backports"]:
-        raise SystemExit("usage: python3 -m space.templates.apt backports")
+    """Print the sources of this host, or the entry for its backports."""
     codename = codename_of(Path("/etc/os-release").read_text())
     try:
-        print(backports(codename).render(), end="")
+        match sys.argv[1:]:
+            case ["host"]:
+                print(render(host_sources(codename)), end="")
+            case ["backports"]:
+                print(backports(codename).render(), end="")
+            case _:
+                raise SystemExit("usage: python3 -m space.templates.apt host|backports")
     except FailedPrecondition as error:
         raise SystemExit(error.message) from None
 
