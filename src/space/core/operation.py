@@ -38,7 +38,7 @@ class Operation:
     sandbox_id: SandboxId
     generation: int
     status: Status
-    step: str | None = None  #: the step that runs, or ran last
+    step: str | None = None  #: the step that was finished last
     attempt: int = 0  #: how often it was claimed
     error: Mapping[str, Any] | None = None
     lease_owner: str | None = None

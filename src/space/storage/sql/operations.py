@@ -84,10 +84,10 @@ class SqlOperations:
         return await self._writer.run(lambda tx: _claim(tx, lease, now, limit))
 
     async def renew(self, operation: Operation, lease: Lease) -> None:
-        await self._writer.run(lambda tx: _renew(tx, operation, operation.step, lease))
+        await self._writer.run(lambda tx: _renew(tx, operation, lease))
 
     async def finish_step(self, operation: Operation, step: str, *, lease: Lease) -> Operation:
-        await self._writer.run(lambda tx: _renew(tx, operation, step, lease))
+        await self._writer.run(lambda tx: _finish_step(tx, operation, step, lease))
         return replace(operation, step=step, lease_until=lease.until)
 
     async def postpone(self, operation: Operation, *, until: datetime, error: Mapping[str, Any]) -> None:
@@ -111,7 +111,12 @@ def _claim(tx: Tx, lease: Lease, now: datetime, limit: int) -> list[Operation]:
     return claimed
 
 
-def _renew(tx: Tx, operation: Operation, step: str | None, lease: Lease) -> None:
+def _renew(tx: Tx, operation: Operation, lease: Lease) -> None:
+    until = milliseconds(lease.until)
+    _fenced(tx, operation, "lease_until = ?, next_at = ?", (until, until))
+
+
+def _finish_step(tx: Tx, operation: Operation, step: str, lease: Lease) -> None:
     until = milliseconds(lease.until)
     _fenced(tx, operation, "step = ?, lease_until = ?, next_at = ?", (step, until, until))
 

@@ -1,0 +1,73 @@
+"""Where a sandbox goes: a pure function of what nodes say of themselves."""
+
+from collections.abc import Sequence
+
+from space.core.errors import CapacityUnavailable, Unsupported
+from space.core.node import NodeFacts
+from space.core.sandbox import Resources
+
+PREFERENCE = ("firecracker", "cloud-hypervisor", "gvisor")  #: best first; see DESIGN §5
+BY_NAME_ONLY = frozenset({"qemu"})  #: may be software emulation, which nobody gets unasked
+
+
+def choose_runtime(nodes: Sequence[NodeFacts], *, wanted: str | None, default: str | None) -> str:
+    """Return the runtime to use: the wanted one, else the operator's default, else the best that works.
+
+    Raises:
+        Unsupported: no node can run it; the message says why and how to get it.
+    """
+    name = wanted or default
+    working = {runtime for node in nodes for runtime, can in node.runtimes.items() if can.is_available}
+    if name is None:
+        ranked = [*PREFERENCE, *sorted(working - BY_NAME_ONLY - set(PREFERENCE))]
+        for runtime in ranked:
+            if runtime in working:
+                return runtime
+        raise Unsupported("no runtime works on this installation; `space doctor` says why", feature="runtime")
+    if name in working:
+        return name
+    reasons = [node.runtimes[name].reasons.get("available") for node in nodes if name in node.runtimes]
+    why = next((reason for reason in reasons if reason), "it is not known here")
+    usable = ", ".join(sorted(working)) or "none"
+    raise Unsupported(
+        f"runtime {name[:64]} is not available: {why}. Available: {usable}", feature="runtime", field="runtime"
+    )
+
+
+def choose_node(
+    nodes: Sequence[NodeFacts],
+    *,
+    runtime: str,
+    resources: Resources,
+    memory_reserve_mib: int,
+    max_machines: int,
+) -> NodeFacts:
+    """Return the node with the most free memory among those that can take the sandbox now.
+
+    Memory is judged by what the host has free, not by the sum of limits: an idle sandbox uses a small part of its
+    limit.  The node has the last word, since facts age.
+
+    Raises:
+        CapacityUnavailable: no node has room; `details` say what is short.
+    """
+    able = [node for node in nodes if runtime in node.runtimes and node.runtimes[runtime].is_available]
+    with_slot = [node for node in able if node.machines < max_machines]
+    if able and not with_slot:
+        raise CapacityUnavailable(
+            f"every node runs its maximum of {max_machines} sandboxes; delete some or raise SPACE_MAX_MACHINES",
+            retry_after=5,
+            quota="machines",
+            limit=max_machines,
+        )
+    needed = resources.memory_mib + memory_reserve_mib
+    with_memory = [node for node in with_slot if node.memory_available_mib >= needed]
+    if not with_memory:
+        free = max((node.memory_available_mib for node in with_slot), default=0)
+        raise CapacityUnavailable(
+            f"no node has {resources.memory_mib} MiB of memory free beyond its reserve of {memory_reserve_mib} MiB; "
+            f"the most is {free} MiB in all. Delete sandboxes or ask for less",
+            retry_after=5,
+            quota="memory_mib",
+            limit=max(0, free - memory_reserve_mib),
+        )
+    return max(with_memory, key=lambda node: (node.memory_available_mib, node.id))
