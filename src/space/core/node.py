@@ -75,6 +75,7 @@ class MachineSpec:
     token: str  #: the agent's; reaches the guest by a file or descriptor, never by argv
     agent_port: int
     state_dir: Path  #: the runtime's own files for this machine; 0700, emptied by `stop`
+    default_user: str = "root"  #: the template's; whom the agent runs commands as unless they say otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

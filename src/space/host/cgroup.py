@@ -7,7 +7,8 @@ pids counts the threads of gVisor's kernel and its stubs, so it is a backstop, n
 import contextlib
 import os
 import signal
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ MIN_PIDS = 4096
 #: What the runtime itself needs beside the guest's memory: kernel, file server and stubs took 21 MiB PSS idle and
 #: 70 MiB with page tables at work (gvisor.md §3); without it, a guest of 128 MiB could not use half of them.
 OVERHEAD_MIB = 64
+REMOVE_SECONDS = 5.0
 MEMORY, PIDS, CPU = "memory", "pids", "cpu"
 
 
@@ -47,26 +49,37 @@ class Cgroups:
         return {name: self.root / name / path[1:] for name in (MEMORY, PIDS, CPU, "cpuacct")}
 
     def create(self, path: str, resources: Resources) -> None:
-        """Make a group with these limits, or set those of one that exists."""
+        """Make a group with these limits, or set those of one that exists.
+
+        runsc tells the guest that its memory is the group's limit, so that is `memory_mib` until `add_overhead`.
+        """
         self._check(path)
         directories = self.directories(path)
         for directory in directories.values():
             directory.mkdir(parents=True, exist_ok=True)
             if self.is_v2:
                 self._delegate(directory)
-        memory = (resources.memory_mib + OVERHEAD_MIB) << 20
+        self._limit_memory(directories[MEMORY], resources.memory_mib)
         pids = str(max(MIN_PIDS, resources.memory_mib * 4))
         quota = resources.vcpus * PERIOD_US
         if self.is_v2:
-            _write(directories[MEMORY] / "memory.max", str(memory))
-            _write(directories[MEMORY] / "memory.swap.max", "0", required=False)
             _write(directories[MEMORY] / "memory.oom.group", "1")
             _write(directories[CPU] / "cpu.max", f"{quota} {PERIOD_US}")
         else:
-            _set_v1_memory(directories[MEMORY], memory)
             _write(directories[CPU] / "cpu.cfs_period_us", str(PERIOD_US))
             _write(directories[CPU] / "cpu.cfs_quota_us", str(quota))
         _write(directories[PIDS] / "pids.max", pids)
+
+    def add_overhead(self, path: str, resources: Resources) -> None:
+        """Raise the memory limit by what the runtime itself needs, so that the guest can use all that it was given."""
+        self._limit_memory(self.directories(path)[MEMORY], resources.memory_mib + OVERHEAD_MIB)
+
+    def _limit_memory(self, directory: Path, mib: int) -> None:
+        if self.is_v2:
+            _write(directory / "memory.max", str(mib << 20))
+            _write(directory / "memory.swap.max", "0", required=False)
+        else:
+            _set_v1_memory(directory, mib << 20)
 
     def _delegate(self, directory: Path) -> None:
         """Switch the controllers on from the root down to the group's parent (v2)."""
@@ -108,21 +121,27 @@ class Cgroups:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def remove(self, path: str) -> bool:
-        """Remove a group under every controller, also those that only the runtime used.
+    def remove(self, path: str) -> None:
+        """Kill what is left in a group and remove it under every controller, also those that only the runtime used.
 
-        Returns False while processes are left in it.  Idempotent.
+        Blocks until its processes have gone, which the kernel needs milliseconds for.  Idempotent.
+
+        Raises:
+            TimeoutError: a process in it does not die (it hangs in the kernel).
         """
         self._check(path)
-        is_gone = True
-        for directory in self._everywhere(path):
-            try:
-                _remove_tree(directory)
-            except FileNotFoundError:
-                pass
-            except OSError:
-                is_gone = False
-        return is_gone
+        deadline = time.monotonic() + REMOVE_SECONDS
+        pause = 0.001
+        while directories := self._everywhere(path):
+            with contextlib.suppress(OSError):
+                for directory in directories:
+                    _remove_tree(directory)
+                continue
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes of cgroup {path} do not end: {sorted(self.pids(path))}")
+            self.kill(path)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
 
     def sweep(self, keep: Collection[str]) -> list[str]:
         """Kill and remove every group of this instance but `keep`; return those found."""
@@ -132,14 +151,13 @@ class Cgroups:
                 found.update(f"{self.instance.cgroup}/{child.name}" for child in parent.iterdir() if child.is_dir())
         gone = sorted(found.difference(keep))
         for path in gone:
-            self.kill(path)
             self.remove(path)
         if not keep:
             self.remove(self.instance.cgroup)
         return gone
 
-    def _everywhere(self, path: str) -> Iterable[Path]:
-        """Yield the group's directory under every controller on which the host has one."""
+    def _everywhere(self, path: str) -> list[Path]:
+        """Return the group's directory under every controller on which the host has one."""
         if self.is_v2:
             return [directory] if (directory := self.root / path[1:]).exists() else []
         return [child / path[1:] for child in sorted(self.root.iterdir()) if (child / path[1:]).exists()]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
+from space.core.errors import SpaceError
 from space.host import linux
 from space.host.daemon import start_time_of
 from space.host.readiness import readable
@@ -32,7 +33,7 @@ STDERR_LINES = 50
 MAX_LINE = 2000
 
 
-class ProcessFailed(Exception):
+class ProcessFailed(SpaceError):
     """A program ended with another status than 0, or not in time; `stderr` is what it said at the end."""
 
     def __init__(self, argv: Sequence[str], returncode: int | None, stderr: str) -> None:

@@ -1,1 +1,5 @@
 """gVisor through Debian's `runsc`."""
+
+from space.runtimes.gvisor.runtime import GVisor
+
+__all__ = ["GVisor"]

@@ -1,0 +1,111 @@
+"""The OCI bundle of a machine: what runsc is told about it.
+
+Capabilities are Docker's default set: in gVisor they bound what root in the guest may ask of the guest's kernel, not
+of the host's.  Nothing of the host is mounted but the template, the agent's directory and the token file, all of them
+read-only; what the guest writes goes to the overlay in its filestore.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from space.core.node import MachineSpec
+from space.host.netns import path_of
+
+AGENT_DIRECTORY = "/.space"
+TOKEN_PATH = "/run/space-token"
+HOSTNAME = "sandbox"
+CAPABILITIES = (
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+)
+MAX_FILES = 65536
+
+
+def write(spec: MachineSpec, *, argv: Sequence[str], env: Mapping[str, str]) -> Path:
+    """Write the bundle and the token below `spec.state_dir`; return the bundle's directory.
+
+    It is named after the machine, so that the command line of each of the machine's processes tells whose it is.
+    """
+    bundle = spec.state_dir / spec.machine_id
+    bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write_secret(token_file(spec), spec.token)
+    (bundle / "config.json").write_text(json.dumps(config(spec, argv=argv, env=env)))
+    return bundle
+
+
+def token_file(spec: MachineSpec) -> Path:
+    """Return where the token lies on the host: 0400, seen in the guest at `TOKEN_PATH`."""
+    return spec.state_dir / "token"
+
+
+def _write_secret(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def config(spec: MachineSpec, *, argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the runtime specification (opencontainers/runtime-spec 1.0.2) of a machine."""
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": HOSTNAME,
+        "root": {"path": str(spec.rootfs), "readonly": False},  # the overlay takes the writes
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": list(argv),
+            "env": [f"{name}={value}" for name, value in env.items()],
+            "cwd": "/",
+            "noNewPrivileges": False,  # su and sudo work in the guest
+            "capabilities": {kind: CAPABILITIES for kind in ("bounding", "effective", "permitted", "inheritable")},
+            "rlimits": [
+                {"type": "RLIMIT_NOFILE", "hard": MAX_FILES, "soft": MAX_FILES},
+                {"type": "RLIMIT_CORE", "hard": 0, "soft": 0},
+            ],
+        },
+        "mounts": _mounts(spec),
+        "linux": {
+            "namespaces": [
+                *({"type": kind} for kind in ("pid", "ipc", "uts", "mount")),
+                {"type": "network", "path": str(path_of(spec.slot.netns))},
+            ],
+            "cgroupsPath": spec.slot.cgroup,
+        },
+    }
+
+
+def _mounts(spec: MachineSpec) -> list[dict[str, Any]]:
+    tmpfs = ["nosuid", "nodev"]
+    return [
+        {"destination": "/proc", "type": "proc", "source": "proc"},
+        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro", "nosuid", "noexec", "nodev"]},
+        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
+        {"destination": "/dev/pts", "type": "devpts", "source": "devpts"},
+        {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [*tmpfs, "mode=1777"]},  # noqa: S108
+        _read_only(spec.agent_dir, AGENT_DIRECTORY),
+        _read_only(token_file(spec), TOKEN_PATH),
+    ]
+
+
+def _read_only(source: Path, destination: str) -> dict[str, Any]:
+    return {
+        "destination": destination,
+        "type": "bind",
+        "source": str(source),
+        "options": ["bind", "ro", "nosuid", "nodev"],
+    }

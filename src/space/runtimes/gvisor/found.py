@@ -1,0 +1,53 @@
+"""runsc's processes, as /proc shows them: also those that `runsc list` has lost (gvisor.md §8)."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from space.host.daemon import start_time_of
+
+SENTRY, GOFER, COMMAND = "runsc-sandbox", "runsc-gofer", "runsc"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A process that was started with our `--root`."""
+
+    pid: int
+    start_time: int
+    machine_id: str | None
+    is_sentry: bool
+    cgroup: str | None  #: below the memory controller, or of v2
+
+
+def processes(root: Path) -> Iterator[Found]:
+    """Yield every process on this host whose command line names this runsc root."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            argv = (entry / "cmdline").read_bytes().split(b"\0")
+            if f"--root={root}".encode() in argv:
+                pid = int(entry.name)
+                start_time = start_time_of(pid)
+                if start_time is not None:
+                    yield Found(pid, start_time, _machine_id(argv), argv[0].endswith(SENTRY.encode()), _cgroup(entry))
+
+
+def _machine_id(argv: list[bytes]) -> str | None:
+    """Return the id: the gofer has it in its bundle's path, all others at the end of the line."""
+    for argument in argv:
+        if match := re.fullmatch(rb"--bundle=.*/([a-z0-9]{35})", argument):
+            return match[1].decode()
+    last = next((argument for argument in reversed(argv) if argument), b"").decode(errors="replace")
+    return last if re.fullmatch(r"[a-z0-9]{35}", last) else None
+
+
+def _cgroup(entry: Path) -> str | None:
+    for line in (entry / "cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(",") or (number == "0" and path != "/"):
+            return path
+    return None

@@ -1,0 +1,142 @@
+"""One running gVisor sandbox: its kernel (the sentry), its file server (the gofer) and its stubs."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from space.core.errors import GuestUnreachable
+from space.core.node import Exit, MachineHandle, MachineSpec
+from space.host import netns
+from space.host.cgroup import Cgroups
+from space.host.process import ProcessFailed, pidfd_exited, process_is
+from space.host.reaper import collect, owned
+from space.host.stream import SocketStream
+from space.runtimes.gvisor.command import Runsc
+
+CONNECT_SECONDS = 1.0
+
+
+class GVisorMachine:
+    """Watches the sentry by a pidfd, so that its end is known at once and its pid cannot be mistaken for another's."""
+
+    def __init__(self, handle: MachineHandle, spec: MachineSpec, *, runsc: Runsc, cgroups: Cgroups) -> None:
+        self._handle = handle
+        self._spec = spec
+        self._runsc = runsc
+        self._cgroups = cgroups
+        self._exit: Exit | None = None
+        self._is_stopping = False
+        self._stopping = asyncio.Lock()
+        owned.add(handle.pid)
+        self._pidfd: int | None = None
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(handle.pid)
+            if process_is(handle.pid, handle.pid_start_time):
+                self._pidfd = pidfd
+            else:  # it ended and, not being ours to reap, its pid went to another
+                os.close(pidfd)
+
+    @property
+    def handle(self) -> MachineHandle:
+        return self._handle
+
+    @property
+    def machine_id(self) -> str:
+        return self._handle.machine_id
+
+    @property
+    def has_ended(self) -> bool:
+        return self._exit is not None or not process_is(self._handle.pid, self._handle.pid_start_time)
+
+    async def pause(self) -> None:
+        await self._command("pause")
+
+    async def resume(self) -> None:
+        await self._command("resume")
+
+    async def _command(self, verb: str) -> None:
+        """Run `runsc pause` or `resume`; done already is no error."""
+        if self.has_ended:
+            raise GuestUnreachable(f"machine {self.machine_id} has ended")
+        try:
+            await self._runsc.call(verb, self.machine_id)
+        except ProcessFailed as error:
+            done = {"pause": "cannot pause container", "resume": "cannot resume container"}[verb]
+            if done not in error.stderr:
+                raise
+
+    async def stop(self, *, grace: float = 0) -> None:
+        self._is_stopping = True
+        async with self._stopping:
+            if grace > 0 and not self.has_ended:
+                with contextlib.suppress(ProcessFailed, TimeoutError):
+                    await self._runsc.call("kill", self.machine_id, "TERM")
+                    await asyncio.wait_for(self.wait(), grace)
+            await self._kill()
+            await asyncio.shield(asyncio.to_thread(self._remove_traces))
+
+    async def _kill(self) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        await self.wait()
+
+    def _remove_traces(self) -> None:
+        """Remove what `runsc delete` would, without its two seconds of polling."""
+        self._cgroups.remove(self._spec.slot.cgroup)
+        remove_files(self._runsc, self.machine_id, self._spec.state_dir)
+        gofer = self._handle.details.get("gofer_pid")
+        if gofer:
+            collect(gofer)
+            owned.discard(gofer)
+
+    async def wait(self) -> Exit:
+        if self._exit is None and self._pidfd is not None:
+            await pidfd_exited(self._pidfd)
+        if self._exit is None:
+            self._exit = self._find_reason()
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+                self._pidfd = None
+        return self._exit
+
+    def _find_reason(self) -> Exit:
+        """Tell why it ended; the status is known only while this process is the sentry's parent or adopted it."""
+        status = collect(self._handle.pid)
+        owned.discard(self._handle.pid)
+        if self._is_stopping:
+            return Exit(reason="stopped", code=status)
+        if self._cgroups.oom_kills(self._spec.slot.cgroup) > 0:
+            return Exit(reason="oom", code=status)
+        if status is not None and status < 0:
+            return Exit(reason="killed", code=status)
+        return Exit(reason="runtime_exited", code=status)
+
+    async def stats(self) -> Mapping[str, float]:
+        usage = self._cgroups.usage(self._spec.slot.cgroup)
+        return {
+            "cpu_seconds": usage.cpu_seconds,
+            "memory_bytes": float(usage.memory_bytes),
+            "pids": float(usage.pids),
+        }
+
+    async def connect(self, port: int) -> SocketStream:
+        slot = self._spec.slot
+        try:
+            return await netns.open_tcp(slot.gateway_netns, slot.guest_ip, port, timeout=CONNECT_SECONDS)
+        except OSError as error:
+            raise GuestUnreachable(f"port {port} of machine {self.machine_id}: {error}") from error
+
+
+def remove_files(runsc: Runsc, machine_id: str, state_dir: Path | None) -> None:
+    """Remove runsc's state of a machine that has ended, and what was written for it."""
+    for path in runsc.files_of(machine_id):
+        path.unlink(missing_ok=True)
+    if state_dir is not None:
+        shutil.rmtree(state_dir / machine_id, ignore_errors=True)
+        for name in ("token", "pid", "runsc.log"):
+            (state_dir / name).unlink(missing_ok=True)

@@ -1,0 +1,184 @@
+"""Starting, finding again and sweeping gVisor sandboxes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Sequence
+
+import structlog
+
+from space.core.errors import RuntimeFailed
+from space.core.node import Capabilities, MachineHandle, MachineSpec
+from space.host.cgroup import Cgroups
+from space.host.daemon import start_time_of
+from space.host.instance import Instance
+from space.host.process import ProcessFailed, process_is
+from space.host.reaper import owned
+from space.runtimes.first_process import FirstProcess, guest_agent
+from space.runtimes.gvisor import bundle, found
+from space.runtimes.gvisor.command import Runsc, check_id
+from space.runtimes.gvisor.machine import GVisorMachine, remove_files
+from space.runtimes.gvisor.probe import probe
+
+log = structlog.get_logger(__name__)
+
+NAME = "gvisor"
+START_SECONDS = 60.0
+
+
+class GVisor:
+    """The gVisor runtime of one instance.
+
+    `first_process` names what runs as pid 1 of the guest.  `hardened`
+    gives up direct file access: the sentry then runs as nobody without capabilities, and walks directories up to
+    forty times slower (gvisor.md §6, §9).
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        *,
+        first_process: FirstProcess = guest_agent,
+        runsc: str = "runsc",
+        concurrency: int | None = None,
+        hardened: bool = False,
+    ) -> None:
+        root = instance.run_dir / NAME
+        self._runsc = Runsc(program=runsc, root=root, hardened=hardened)
+        self._cgroups = Cgroups(instance)
+        self._first_process = first_process
+        self._machines: dict[str, GVisorMachine] = {}
+        self._starting: dict[str, asyncio.Lock] = {}
+        # Starts are bound by CPU: more at once only makes each of them late (gvisor.md §3).
+        self._places = asyncio.Semaphore(concurrency or 2 * (os.cpu_count() or 1))
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    async def probe(self) -> Capabilities:
+        return await probe(self._runsc)
+
+    async def start(self, spec: MachineSpec) -> GVisorMachine:
+        check_id(spec.machine_id)
+        async with self._starting.setdefault(spec.machine_id, asyncio.Lock()):
+            try:
+                running = self._machines.get(spec.machine_id)
+                if running is not None and not running.has_ended:
+                    return running
+                async with self._places:
+                    machine = await self._start(spec)
+                self._machines[spec.machine_id] = machine
+                return machine
+            finally:
+                self._starting.pop(spec.machine_id, None)
+
+    async def _start(self, spec: MachineSpec) -> GVisorMachine:
+        self._runsc.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        argv, env = self._first_process(spec, bundle.TOKEN_PATH)
+        pid_file = spec.state_dir / "pid"
+        try:
+            directory = bundle.write(spec, argv=argv, env=env)
+            self._cgroups.create(spec.slot.cgroup, spec.resources)
+            await self._runsc.call(
+                "run",
+                "-detach",
+                f"-pid-file={pid_file}",
+                f"-bundle={directory}",
+                spec.machine_id,
+                log=spec.state_dir / "runsc.log",
+                filestore=spec.slot.filestore,
+                timeout=START_SECONDS,
+            )
+            self._cgroups.add_overhead(spec.slot.cgroup, spec.resources)
+            return GVisorMachine(self._handle(spec), spec, runsc=self._runsc, cgroups=self._cgroups)
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.to_thread(self._remove_half_built, spec))
+            raise
+        except (ProcessFailed, OSError, ValueError, KeyError) as error:
+            said = _tail(spec)
+            await asyncio.to_thread(self._remove_half_built, spec)
+            log.error("gvisor.start_failed", machine=spec.machine_id, error=str(error), runsc=said)
+            raise RuntimeFailed(f"runsc did not start machine {spec.machine_id}") from error
+
+    def _handle(self, spec: MachineSpec) -> MachineHandle:
+        """Read from runsc's own state which processes the machine has; its sentry's pid is also in the pid file."""
+        (state,) = self._runsc.root.glob(f"{spec.machine_id}_*.state")
+        content = json.loads(state.read_text())
+        pid, gofer = int(content["sandbox"]["pid"]), int(content["goferPid"])
+        start_time = start_time_of(pid)
+        if start_time is None:
+            raise ProcessFailed(["runsc-sandbox"], None, "the sandbox ended as soon as it had started")
+        owned.add(gofer)
+        return MachineHandle(
+            runtime=NAME,
+            machine_id=spec.machine_id,
+            pid=pid,
+            pid_start_time=start_time,
+            details={"gofer_pid": gofer, "gofer_start_time": start_time_of(gofer), "cgroup": spec.slot.cgroup},
+        )
+
+    def _remove_half_built(self, spec: MachineSpec) -> None:
+        for process in found.processes(self._runsc.root):
+            if process.machine_id == spec.machine_id:
+                _kill(process.pid)
+        self._cgroups.remove(spec.slot.cgroup)
+        remove_files(self._runsc, spec.machine_id, spec.state_dir)
+
+    async def recover(self, handle: MachineHandle, spec: MachineSpec) -> GVisorMachine | None:
+        known = self._machines.get(handle.machine_id)
+        if known is not None:
+            return None if known.has_ended else known
+        if not process_is(handle.pid, handle.pid_start_time):
+            return None
+        machine = GVisorMachine(handle, spec, runsc=self._runsc, cgroups=self._cgroups)
+        self._machines[handle.machine_id] = machine
+        return machine
+
+    async def sweep(self, keep: frozenset[str]) -> Sequence[str]:
+        return await asyncio.to_thread(self._sweep, keep)
+
+    def _sweep(self, keep: frozenset[str]) -> Sequence[str]:
+        gone: set[str] = set()
+        cgroups: set[str] = set()
+        for process in found.processes(self._runsc.root):
+            machine_id = process.machine_id
+            if machine_id is None or machine_id in keep or machine_id in self._starting:
+                continue
+            gone.add(machine_id)
+            _kill(process.pid)
+            if process.cgroup and process.cgroup.startswith(f"{self._cgroups.instance.cgroup}/"):
+                cgroups.add(process.cgroup)
+        for path in cgroups:
+            self._cgroups.remove(path)
+        for file in self._runsc.root.glob("*"):
+            machine_id = _id_of(file.name)
+            if machine_id and machine_id not in keep and machine_id not in self._starting:
+                gone.add(machine_id)
+                file.unlink(missing_ok=True)
+        for machine_id in gone:
+            self._machines.pop(machine_id, None)
+        return sorted(gone)
+
+
+def _id_of(name: str) -> str | None:
+    """Return the machine that a file of runsc's belongs to: `ID_sandbox:ID.state`, `runsc-ID.sock`."""
+    candidate = name.removeprefix("runsc-").partition("_")[0].partition(".")[0]
+    with contextlib.suppress(ValueError):
+        check_id(candidate)
+        return candidate
+    return None
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _tail(spec: MachineSpec) -> str:
+    """Return the end of what runsc logged; it is for the server's log only."""
+    with contextlib.suppress(OSError):
+        return (spec.state_dir / "runsc.log").read_text(errors="replace")[-1000:]
+    return ""
