@@ -1,5 +1,6 @@
 """What the server answers, as frozen dataclasses.  Fields that a newer server adds are ignored; `raw` has them all."""
 
+import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -148,7 +149,8 @@ class ExecResult:
     stderr_bytes: bytes
     stdout_truncated: bool = False
     stderr_truncated: bool = False
-    session_id: str | None = None
+    session_id: str | None = None  #: its events hold the whole output
+    process_id: str | None = None
     duration_ms: float | None = None
 
     @property
@@ -174,6 +176,7 @@ class ExecResult:
             stdout_truncated=bool(body.get("stdout_truncated", False)),
             stderr_truncated=bool(body.get("stderr_truncated", False)),
             session_id=body.get("session_id"),
+            process_id=body.get("process_id"),
             duration_ms=body.get("duration_ms"),
         )
 
@@ -242,6 +245,25 @@ class TimelineEvent:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginSession:
+    """A user's session; the token is left out of its repr."""
+
+    api_url: str
+    token: str = field(repr=False)
+    expires_at: datetime | None
+    user: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any], api_url: str) -> "LoginSession":
+        return cls(
+            api_url=api_url,
+            token=_text(body, "token"),
+            expires_at=parse_time(body.get("expires_at")),
+            user=body.get("user") or {},
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
     """Some items of a list, and the cursor for those after them."""
@@ -258,10 +280,5 @@ def _text(body: Mapping[str, Any], key: str) -> str:
 
 
 def _output(body: Mapping[str, Any], key: str) -> bytes:
-    """Read output, which is text, or base64 beside `…_encoding: base64` where it is not UTF-8."""
-    value = body.get(key) or ""
-    if body.get(f"{key}_encoding") == "base64":
-        import base64
-
-        return base64.b64decode(value)
-    return str(value).encode("utf-8", "surrogateescape")
+    value = str(body.get(key) or "")
+    return binascii.a2b_base64(value) if body.get("encoding") == "base64" else value.encode()

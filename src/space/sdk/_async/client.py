@@ -12,9 +12,9 @@ from space.sdk import http
 from space.sdk._async.operations import wait_operation
 from space.sdk._async.transport import AsyncTransport
 from space.sdk.bodies import list_query, sandbox_body, without_none
-from space.sdk.model import Operation, Page, SandboxInfo
+from space.sdk.model import LoginSession, Operation, Page, SandboxInfo
 from space.sdk.retry import RetryPolicy
-from space.sdk.settings import resolve_settings
+from space.sdk.settings import ClientSettings, resolve_settings
 from space.sdk.times import format_time
 
 LONGEST_PREFER = 20  #: seconds; below the client's read timeout
@@ -34,6 +34,19 @@ class AsyncClient:
     ) -> None:
         settings = resolve_settings(api_url, token, data_plane_url)
         self.transport = AsyncTransport(settings, retry=retry, transport=transport)
+
+    @staticmethod
+    async def login(email: str, password: str, *, api_url: str | None = None) -> LoginSession:
+        """Log in with a password; use the session's `api_url` and `token` to make a client."""
+        settings = resolve_settings(api_url, needs_token=False)
+        transport = AsyncTransport(ClientSettings(settings.api_url, ""))
+        body = {"email": email, "password": password}
+        try:
+            # Logins are excluded from idempotency, and a wrong password must not be tried five times.
+            response = await transport.request("POST", "/auth/v1/sessions", json=body, only_unsent=True)
+            return LoginSession.parse(http.answer_object(response), settings.api_url)
+        finally:
+            await transport.aclose()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.transport.settings!r})"
@@ -153,17 +166,3 @@ class AsyncClient:
     ) -> Literal[False]:
         await self.aclose()
         return False
-
-
-async def login(api_url: str, email: str, password: str) -> Mapping[str, Any]:
-    """Log in with a password; the answer holds `token`, `expires_at` and `user`."""
-    settings = resolve_settings(api_url, token="", needs_token=False)
-    transport = AsyncTransport(settings)
-    try:
-        # Not with a key: logins are excluded from idempotency, and are not sent twice.
-        response = await transport.request(
-            "POST", "/auth/v1/sessions", json={"email": email, "password": password}, only_unsent=True
-        )
-        return http.answer_object(response)
-    finally:
-        await transport.aclose()

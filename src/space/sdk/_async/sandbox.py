@@ -13,7 +13,7 @@ from space.sdk._async.command import AsyncCommand
 from space.sdk._async.files import AsyncFiles
 from space.sdk._async.operations import wait_operation
 from space.sdk.bodies import Argv, command_body
-from space.sdk.errors import NotFoundError
+from space.sdk.errors import FailedPreconditionError, NotFoundError
 from space.sdk.model import ExecResult, Operation, ProcessInfo, SandboxInfo, TimelineEvent
 
 
@@ -136,7 +136,9 @@ class AsyncSandbox:
 
         `timeout` is in seconds; then the process group is killed and `reason` is `timeout`.
         """
-        body = command_body(command, env=env, cwd=cwd, user=user, timeout=timeout, max_output_bytes=max_output_bytes)
+        body = command_body(
+            command, env=env, cwd=cwd, user=user, timeout=timeout, max_output_bytes=max_output_bytes, encoding="base64"
+        )
         response = await self._transport.request("POST", f"{self._path}/exec", json=body, timeout=http.UNHURRIED)
         return ExecResult.parse(http.answer_object(response))
 
@@ -171,6 +173,16 @@ class AsyncSandbox:
         response = await self._transport.request("POST", f"{self._path}/commands", json=body)
         return AsyncCommand.from_answer(self._transport, self.id, http.answer_object(response), patience=patience)
 
+    async def attach(self, process: ProcessInfo | str, *, patience: float = 120.0) -> AsyncCommand:
+        """Take up a process that was started before, by its id; iterate for its events from the very first."""
+        if isinstance(process, str):
+            path = f"{self._path}/processes/{http.segment(process)}"
+            process = ProcessInfo.parse(http.answer_object(await self._transport.request("GET", path)))
+        path = f"{self._path}/sessions/{process.session_id}/token"
+        session = http.answer_object(await self._transport.request("POST", path))
+        body = {"session": session, "process": {"id": process.id}}
+        return AsyncCommand.from_answer(self._transport, self.id, body, patience=patience)
+
     async def processes(self) -> Sequence[ProcessInfo]:
         """List the processes that were started through the API, those that ended within a day included."""
         body = http.answer_object(await self._transport.request("GET", f"{self._path}/processes"))
@@ -179,6 +191,19 @@ class AsyncSandbox:
     async def refresh(self) -> SandboxInfo:
         """Ask the server for the present state."""
         self.info = await self._client.get_sandbox(self.id)
+        return self.info
+
+    async def wait_running(self, *, timeout: float | None = 120.0) -> SandboxInfo:
+        """Wait until a sandbox that was made with `wait=False` runs; raise why it does not."""
+        if self.info.state != "running" and self.info.operation_id is not None:
+            operation = await self._client.operation(self.info.operation_id)
+            await wait_operation(self._transport, operation, timeout=timeout)
+            await self.refresh()
+        if self.info.state != "running":
+            raise FailedPreconditionError(
+                f"the sandbox {self.id} is {self.info.state}" + (f" ({self.info.reason})" if self.info.reason else ""),
+                details={"current_state": self.info.state},
+            )
         return self.info
 
     async def timeline(self, *, limit: int | None = None) -> Sequence[TimelineEvent]:

@@ -104,6 +104,7 @@ class Command:
             stdout_truncated="stdout" in lost,
             stderr_truncated="stderr" in lost,
             session_id=self.session_id,
+            process_id=self.process_id,
         )
 
     def info(self) -> ProcessInfo:
@@ -150,10 +151,11 @@ class Command:
         response = self._transport.request(
             "POST", f"/v1/sandboxes/{self.sandbox_id}/sessions/{self.session_id}/token", attempts=1
         )
-        token = http.answer_object(response).get("token")
-        if not isinstance(token, str):
+        session = http.answer_object(response)
+        if not isinstance(session.get("token"), str):
             raise ProtocolError("the server renewed the session token without saying the token")
-        self._token = token
+        self._token = session["token"]
+        self._events_url = session.get("events_url") or self._events_url
 
 
 class Events:

@@ -1,0 +1,5 @@
+"""`python -m space.cli`."""
+
+from space.cli import main
+
+main()

@@ -1,0 +1,44 @@
+"""`space sandbox list`."""
+
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from space.cli.output import Format, OutputOption, age, print_json, print_table
+from space.cli.pairs import parse_pairs
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("list", epilog="**Example**\n\n`space sandbox list --state running -m task=42 -o json`")(list_sandboxes)
+    app.command("ls", hidden=True)(list_sandboxes)
+
+
+def list_sandboxes(
+    state: Annotated[str | None, typer.Option(help="Only those in this state.")] = None,
+    template: Annotated[str | None, typer.Option("--template", "-T", help="Only those from this template.")] = None,
+    runtime: Annotated[str | None, typer.Option(help="Only those on this runtime.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option("--metadata", "-m", help="KEY=VALUE that they carry.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many.", min=1)] = None,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """List sandboxes."""
+    from space.sdk import Client
+
+    with Client() as client:
+        found = client.sandboxes(
+            state=state,
+            template=template,
+            runtime=runtime,
+            metadata=parse_pairs(metadata, "--metadata"),
+            limit=None if limit is None else min(limit, 1000),
+        )
+        sandboxes = list(islice(found, limit))
+    if output is Format.JSON:
+        print_json({"items": [dict(sandbox.raw) for sandbox in sandboxes]})
+        return
+    print_table(
+        ("id", "state", "template", "runtime", "age", "metadata"),
+        ((s.id, s.state, s.template, s.runtime, age(s.created_at), s.metadata) for s in sandboxes),
+    )

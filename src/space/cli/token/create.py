@@ -1,0 +1,57 @@
+"""`space token create`."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from space.cli.failure import MISUSED, CommandError
+from space.cli.output import Format, OutputOption, print_json
+
+EXAMPLES = """**Examples**
+
+`space token create ci --scope sandboxes:write --scope commands:run --expires 30d`
+
+`space token create dashboard --scope read-only`
+"""
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("create", epilog=EXAMPLES)(create)
+
+
+def create(
+    name: Annotated[str, typer.Argument(help="What it is for.")],
+    scope: Annotated[list[str], typer.Option("--scope", "-s", help="A right, or `read-only`; repeatable.")],
+    kind: Annotated[str | None, typer.Option(help="`service` (the default) or `e2b`.")] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="How long it lives, such as 12h or 30d; default: for ever.")
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="The project that it acts in.")] = None,
+    template: Annotated[
+        list[str] | None, typer.Option("--template", "-T", help="A template that it may use; default: all.")
+    ] = None,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Create a token and print its secret, which is not shown again."""
+    from space.sdk import Client
+
+    expires_at = None if expires is None else datetime.now(UTC) + parse_duration(expires)
+    with Client() as client:
+        token = client.create_token(
+            name, scope, kind=kind, expires_at=expires_at, project=project, templates=template or None
+        )
+    if output is Format.JSON:
+        print_json(dict(token))
+    else:
+        print(token.get("token") or token.get("secret"))
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read a length of time such as 90s, 15m, 12h or 30d."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in UNITS or not number.isascii() or not number.isdigit() or len(number) > 9:
+        raise CommandError(f"--expires wants a length of time such as 12h or 30d, got {text!r}", exit_code=MISUSED)
+    return timedelta(seconds=int(number) * UNITS[unit])
