@@ -1,27 +1,185 @@
-"""The node's end of the channel to one guest agent.
+"""The node's end of the channel to one guest agent: what the rest of the node uses."""
 
-PLACEHOLDER SIGNATURES (replaced by the real thing; names and meanings stay):
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
 
-@dataclass Output(process_id, stream: "stdout"|"stderr"|"pty", offset: int, data: bytes)
-@dataclass Started(process_id, os_pid: int)
-@dataclass Exited(process_id, exit_code: int|None, signal: str|None, reason: str|None, stdout_bytes, stderr_bytes)
+from space.core.command import CommandSpec, Pty
+from space.core.errors import GuestUnreachable, InvalidRequest, NotFound, PayloadTooLarge
+from space.core.ids import ProcessId
+from space.core.ports import ByteStream
+from space.node.guest_connection import GuestConnection
+from space.node.guest_errors import SpawnFailed
+from space.node.guest_process import Deliver, Exited, Output, ProcessChannel, ProcessStatus, status
+from space_guest.protocol import ProtocolError
 
-class Guest:
+__all__ = ["Deliver", "Exited", "Guest", "Output", "ProcessStatus", "SpawnFailed"]
+
+START_SECONDS = 90.0
+
+
+class Guest(GuestConnection):
+    """An agent that has proved to be the one of this machine.
+
+    `open`, then `run` in a task of its own; when that ends, open another and `attach` every process that was not seen
+    to exit, with the offsets of the journal: the agent then sends exactly what is missing.
+    """
+
+    def __init__(self, stream: ByteStream, deliver: Deliver) -> None:
+        super().__init__(stream)
+        self._deliver = deliver
+        self._processes: dict[ProcessId, ProcessChannel] = {}
+
     @classmethod
-    async def open(cls, stream: ByteStream, *, token: str, deliver: Callable[[Output|Exited], Awaitable[None]]) -> "Guest"
-        mutual authentication, version check. `deliver` is awaited for each event in order per process; output that it has
-        returned for is acknowledged to the agent (so: deliver writes the journal, then returns).
-    async def run(self) -> None                 # the reading loop; returns/raises GuestUnreachable when the stream ends
-    async def aclose(self) -> None
-    async def ping(self) -> float
-    async def spawn(self, process_id, spec: CommandSpec, *, env: Mapping[str,str], default_user: str) -> int   # os pid; idempotent by process_id
-        raises SpawnFailed(exit_code=126|127, message)
-    async def attach(self, process_id, *, offsets: Mapping[str,int]) -> None   # after a reconnect: send me output from these offsets
-    async def processes(self) -> list[ProcessStatus]
-    async def forget(self, process_id) -> None  # the agent may drop an ended process
-    async def signal / write_stdin / close_stdin / resize
-    read_file, write_file, stat_file, list_files, move_file, make_directory, remove_file, watch_files, read_archive, write_archive:
-        as in core.ports.NodeClient without `ref`
-    async def stats(self) -> Mapping[str, float]
-    async def set_clock(self, unix_seconds: float); async def add_entropy(self, data: bytes); async def personalise(hostname, env, token, ...)
-"""
+    async def open(cls, stream: ByteStream, *, token: str, deliver: Deliver) -> "Guest":
+        """Authenticate both ends of `stream`, which the guest then owns.
+
+        `deliver` is awaited for each event of a process in order; output for which it has returned is acknowledged,
+        after which the agent forgets it.  While it does not return, the process's output stops at a window.
+
+        Raises:
+            GuestUnreachable: no agent answers, or not the one with this token.
+        """
+        guest = cls(stream, deliver)
+        await guest.greet(token)
+        return guest
+
+    async def ping(self, *, seconds: float = 5.0) -> float:
+        """Return the seconds that an answer took."""
+        start = time.monotonic()
+        await self._call("ping", {}, seconds=seconds)
+        return time.monotonic() - start
+
+    # Processes
+
+    async def spawn(
+        self,
+        process_id: ProcessId,
+        spec: CommandSpec,
+        *,
+        env: Mapping[str, str],
+        default_user: str,
+        offsets: Mapping[str, int] | None = None,
+    ) -> int:
+        """Start a process, or attach to it if this id was started before; return its pid in the guest.
+
+        `env` lies below the spec's own.  `offsets` (stream → offset) as for `attach`.
+
+        Raises:
+            SpawnFailed: there is no such program, user or directory; nothing was started.
+            InvalidRequest: a text holds a NUL byte or is not Unicode.
+        """
+        args: dict[str, Any] = {
+            "argv": list(spec.argv),
+            "env": {**env, **spec.env},
+            "cwd": spec.cwd,
+            "user": spec.user or default_user,
+            "stdin": spec.stdin,
+            "pty": None if spec.pty is None else [spec.pty.cols, spec.pty.rows],
+            "timeout": spec.timeout_seconds,
+        }
+        for name in ("argv", "env", "cwd", "user"):
+            check_text(name, args[name])
+        return await self._bind("spawn", process_id, args, offsets or {}, is_terminal=spec.pty is not None)
+
+    async def attach(self, process_id: ProcessId, *, offsets: Mapping[str, int]) -> int:
+        """Have the output of a process, from `offsets` on, delivered over this connection; return its pid.
+
+        Raises:
+            NotFound: the agent does not know it.
+            FailedPrecondition: the agent does not have output from there.
+        """
+        return await self._bind("attach", process_id, {}, offsets, is_terminal=None)
+
+    async def _bind(
+        self,
+        op: str,
+        process_id: ProcessId,
+        args: Mapping[str, Any],
+        offsets: Mapping[str, int],
+        *,
+        is_terminal: bool | None,
+    ) -> int:
+        channel = self._processes.get(process_id)
+        if channel is None:
+            channel = ProcessChannel(
+                process_id,
+                is_terminal=is_terminal,
+                offsets=offsets,
+                deliver=self._deliver,
+                send=self._send,
+                own=self._own,
+            )
+            try:
+                channel.number = self._open(channel, op, {"process_id": process_id, "offsets": dict(offsets), **args})
+            except ValueError as error:
+                raise PayloadTooLarge("argv and env are too large together", limit=1024 * 1024) from error
+            self._processes[process_id] = channel
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                return await asyncio.shield(channel.started)
+        except TimeoutError:
+            raise GuestUnreachable(f"the guest agent did not answer within {START_SECONDS:g} seconds") from None
+        except BaseException:
+            if channel.started.done() and channel.started.exception() is not None:
+                self._processes.pop(process_id, None)
+            raise
+
+    async def processes(self) -> list[ProcessStatus]:
+        """Return every process that the agent keeps: those that run, and those not yet forgotten."""
+        found = (await self._call("processes", {})).get("processes")
+        if not isinstance(found, list):
+            raise GuestUnreachable("the guest agent broke the protocol: no list of processes")
+        try:
+            return [status(item) for item in found]
+        except ProtocolError as error:
+            raise GuestUnreachable(f"the guest agent broke the protocol: {error}") from error
+
+    async def forget(self, process_id: ProcessId) -> None:
+        """Let the agent drop an ended process whose exit is in the journal; succeeds if it has none."""
+        await self._call("forget", {"process_id": process_id}, subject=process_id)
+        self._processes.pop(process_id, None)
+
+    async def signal(self, process_id: ProcessId, signal: str) -> None:
+        """Send `SIGTERM`, `SIGKILL` … to the process group; succeeds if the process has ended."""
+        await self._call("signal", {"process_id": process_id, "signal": signal}, subject=process_id)
+
+    async def resize(self, process_id: ProcessId, size: Pty) -> None:
+        """Change the size of its terminal; `FailedPrecondition` if it has none."""
+        await self._call("resize", {"process_id": process_id, "cols": size.cols, "rows": size.rows}, subject=process_id)
+
+    async def write_stdin(self, process_id: ProcessId, data: bytes) -> None:
+        """Return once the process's pipe has taken all of `data`; `FailedPrecondition` if it takes no more."""
+        await self._attached(process_id).write_stdin(data)
+
+    async def close_stdin(self, process_id: ProcessId) -> None:
+        """Let the process read end of file; succeeds if it was closed before."""
+        await self._attached(process_id).close_stdin()
+
+    def _attached(self, process_id: ProcessId) -> ProcessChannel:
+        channel = self._processes.get(process_id)
+        if channel is None:
+            self._check()
+            raise NotFound(f"process {process_id} is not attached")
+        return channel
+
+
+def check_text(field: str, value: object) -> None:
+    """Raise `InvalidRequest` for text that cannot be passed to a program: NUL bytes, lone surrogates."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise InvalidRequest(f"{field} holds a NUL byte", field=field)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"{field} is not valid Unicode", field=field) from None
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            if not name or "=" in name:
+                raise InvalidRequest(f"{field} holds a name that is empty or has a =", field=field)
+            check_text(field, name)
+            check_text(field, item)
+    elif isinstance(value, list):
+        for item in value:
+            check_text(field, item)

@@ -1,0 +1,125 @@
+"""The guest agent: the first process of a machine, through which the node runs processes and touches files."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from space_guest.connection import Connection
+from space_guest.loop import Loop
+from space_guest.process import Process
+from space_guest.processes import Processes
+from space_guest.request import Refused, Request
+from space_guest.server import Server
+from space_guest.spawners import Spawners
+from space_guest.users import Users
+
+
+class Agent:
+    """Puts the parts together and serves the node's requests."""
+
+    def __init__(self, *, address: tuple[str, int], token: str, default_user: str) -> None:
+        self.boot_id = os.urandom(16).hex()
+        self.loop = Loop()
+        self.users = Users()
+        self.spawners = Spawners(self.loop)
+        self.processes = Processes(self.loop, self.users, self.spawners, default_user=default_user)
+        self.server = Server(self.loop, self, token, address)
+        self._ops: dict[str, Callable[[Request], None]] = {
+            "ping": lambda request: request.reply({}),
+            "signal": self._signal,
+            "resize": self._resize,
+            "forget": self._forget,
+            "processes": self._list,
+        }
+
+    def run(self) -> None:
+        self.processes.prepare()
+        signal.set_wakeup_fd(self.loop.wake_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: self.loop.call_threadsafe(self._reap))
+        signal.signal(signal.SIGTERM, lambda number, frame: self.loop.call_threadsafe(self._end))
+        self.loop.run()
+
+    # Services of a connection
+
+    def authenticated(self, connection: Connection) -> None:
+        self.server.authenticated(connection)
+
+    def spawn(self, process_id: str, args: dict[str, Any]) -> Process:
+        return self.processes.spawn(process_id, args)
+
+    def find(self, process_id: str) -> Process | None:
+        return self.processes.find(process_id)
+
+    def handle(self, op: str, request: Request) -> None:
+        serve = self._ops.get(op)
+        if serve is None:
+            raise Refused("unsupported", "this agent does not know the request")
+        serve(request)
+
+    # Requests
+
+    def _signal(self, request: Request) -> None:
+        self.processes.signal(_process_id(request), request.args.get("signal"))
+        request.reply({})
+
+    def _resize(self, request: Request) -> None:
+        self.processes.resize(_process_id(request), request.args.get("cols"), request.args.get("rows"))
+        request.reply({})
+
+    def _forget(self, request: Request) -> None:
+        self.processes.forget(_process_id(request))
+        request.reply({})
+
+    def _list(self, request: Request) -> None:
+        request.reply({"processes": self.processes.describe()})
+
+    # The first process's duties
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            self.spawners.reaped(pid, status)
+
+    def _end(self) -> None:
+        """Ask everything to end, then end: with its first process the machine is gone."""
+        if os.getpid() == 1:
+            with contextlib.suppress(OSError):
+                os.kill(-1, signal.SIGTERM)
+        self.loop.call_later(0.2, self.loop.stop)
+
+
+def _process_id(request: Request) -> str:
+    value = request.args.get("process_id")
+    if not isinstance(value, str):
+        raise Refused("invalid_request", "process_id is needed")
+    return value
+
+
+def read_token(path: str) -> str:
+    """Read the machine's token from a file, or from the descriptor that `fd:N` names."""
+    fd = int(path[3:]) if path.startswith("fd:") else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        return file.read(4096).decode().strip()
+
+
+def main(argv: list[str]) -> int:
+    """Run the agent until its machine ends."""
+    try:
+        port, token_path, default_user = argv
+        token = read_token(token_path)
+        if len(token) < 16:
+            raise ValueError("the token is too short")
+        agent = Agent(address=("0.0.0.0", int(port)), token=token, default_user=default_user)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"space agent: {error}; usage: agent.pyz PORT TOKEN_PATH DEFAULT_USER\n")
+        return 2
+    agent.run()
+    return 0
