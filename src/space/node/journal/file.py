@@ -127,6 +127,10 @@ class Journal:
     def is_final(self) -> bool:
         return self.summary.final is not None
 
+    @property
+    def has_started(self) -> bool:
+        return bool(self.summary.started)
+
     def bytes_of(self, kind: RecordKind) -> int:
         """Return how many bytes of an output stream were written so far."""
         return self.written[layout.STREAMS[kind]]

@@ -1,0 +1,267 @@
+"""The node: `NodeClient` for the machines of this host, in this process."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from space.core.command import Pty
+from space.core.errors import FailedPrecondition, GuestUnreachable, SpaceError
+from space.core.file import FileEvent, FileInfo
+from space.core.ids import NodeId, ProcessId, SandboxId, SessionId
+from space.core.journal import JournalRecord, Trimmed
+from space.core.node import Capabilities, MachineOrder, MachineRef, NodeFacts
+from space.core.ports import Clock, MachineExited, ProcessOrder, Runtime, SessionStatus, Templates
+from space.node import facts
+from space.node.generations import Generations
+from space.node.guest import Guest
+from space.node.journal.folder import JournalFolder
+from space.node.machines import Machines, Parts
+from space.node.observations import Observations
+from space.node.sessions import Sessions
+from space.node.settings import NodeSettings
+from space.node.slots import Slots
+
+log = structlog.get_logger(__name__)
+
+
+class Node:
+    """One host.  `run` is its life; the other methods wait until it has taken up what an earlier life left."""
+
+    def __init__(
+        self,
+        *,
+        node_id: NodeId,
+        settings: NodeSettings,
+        runtimes: Mapping[str, Runtime],
+        templates: Templates,
+        slots: Slots,
+        clock: Clock,
+    ) -> None:
+        self._id = node_id
+        self._settings = settings
+        self._runtimes = runtimes
+        self._slots = slots
+        self._clock = clock
+        self._capabilities: dict[str, Capabilities] = {}
+        self._memory_mib = max(facts.memory_total_mib() - settings.memory_reserve_mib, 0)
+        self._observations = Observations()
+        self._journals = JournalFolder(settings.data_dir / "journals", limit_bytes=settings.journal_limit_mib << 20)
+        self._generations = Generations(settings.data_dir / "node" / "generations", clock)
+        self._sessions = Sessions(self._journals, self._observations, clock)
+        self._machines = Machines(
+            Parts(
+                settings=settings,
+                runtimes=runtimes,
+                templates=templates,
+                slots=slots,
+                generations=self._generations,
+                sessions=self._sessions,
+                observations=self._observations,
+                clock=clock,
+                memory_mib=self._memory_mib,
+            )
+        )
+        self._started = asyncio.Event()
+
+    # Life
+
+    async def run(self) -> None:
+        """Recover, then serve until cancelled.  Machines outlive it."""
+        (self._settings.data_dir / "node").mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            await anyio.to_thread.run_sync(self._generations.load)
+            await anyio.to_thread.run_sync(self._sessions.load)
+            async with anyio.create_task_group() as tasks:
+                for name, runtime in self._runtimes.items():
+                    self._capabilities[name] = await runtime.probe()
+                await self._machines.recover(tasks)
+                tasks.start_soon(self._slots.run)
+                tasks.start_soon(self._sweep)
+                self._started.set()
+                log.info("node.started", node=self._id, machines=len(self._machines))
+        finally:
+            self._started.clear()
+            with anyio.CancelScope(shield=True):
+                await self._journals.aclose()
+            self._generations.close()
+
+    async def started(self) -> None:
+        """Return once the node has recovered and takes orders."""
+        await self._started.wait()
+
+    async def _sweep(self) -> None:
+        while True:
+            await anyio.sleep(self._settings.sweep_seconds)
+            try:
+                await self._machines.sweep()
+                await self._journals.expire(time.time() - self._settings.journal_keep_hours * 3600)
+            except (SpaceError, OSError) as error:
+                log.error("node.sweep_failed", error=str(error))
+
+    async def facts(self) -> NodeFacts:
+        await self.started()
+        promised = self._machines.memory_mib
+        room = int(self._memory_mib * self._settings.memory_overcommit)
+        return NodeFacts(
+            id=self._id,
+            epoch=self._settings.epoch,
+            runtimes=dict(self._capabilities),
+            vcpus=facts.vcpus(),
+            memory_mib=room,
+            memory_available_mib=max(room - promised, 0),
+            disk_available_mib=facts.disk_available_mib(self._settings.data_dir),
+            machines=len(self._machines),
+        )
+
+    # Machines
+
+    async def ensure(self, order: MachineOrder) -> None:
+        await self.started()
+        await self._machines.ensure(order)
+
+    async def remove(self, ref: MachineRef, *, grace: float = 0) -> None:
+        await self.started()
+        await self._machines.remove(ref, grace=grace)
+
+    async def report(self) -> Mapping[SandboxId, int]:
+        await self.started()
+        return self._machines.report()
+
+    async def stats(self, ref: MachineRef) -> Mapping[str, float]:
+        await self.started()
+        live = self._machines.get(ref)
+        found = dict(await live.machine.stats())
+        try:
+            found.update(await (await live.guest(deadline=1)).stats())
+        except GuestUnreachable:
+            log.debug("guest.stats_missing", machine=ref.machine_id)
+        return found
+
+    def observations(self) -> AsyncIterator[MachineExited | SessionStatus]:
+        return self._observations.take()
+
+    # Commands
+
+    async def start_process(self, ref: MachineRef, order: ProcessOrder) -> SessionStatus:
+        await self.started()
+        return await self._machines.get(ref).start_process(order)
+
+    async def signal_process(self, ref: MachineRef, process_id: ProcessId, signal: str) -> None:
+        await self.started()
+        live = self._machines.get(ref)
+        if self._sessions.is_running(ref, process_id):
+            await (await live.guest()).signal(process_id, signal)
+
+    async def write_stdin(self, ref: MachineRef, process_id: ProcessId, data: bytes) -> None:
+        guest = await self._stdin_guest(ref, process_id)
+        await guest.write_stdin(process_id, data)
+
+    async def close_stdin(self, ref: MachineRef, process_id: ProcessId) -> None:
+        guest = await self._stdin_guest(ref, process_id)
+        await guest.close_stdin(process_id)
+
+    async def _stdin_guest(self, ref: MachineRef, process_id: ProcessId) -> Guest:
+        await self.started()
+        live = self._machines.get(ref)
+        if not self._sessions.is_running(ref, process_id):
+            raise FailedPrecondition(f"process {process_id} has ended; it reads no input")
+        return await live.guest()
+
+    async def resize(self, ref: MachineRef, process_id: ProcessId, size: Pty) -> None:
+        await self.started()
+        live = self._machines.get(ref)
+        if self._sessions.is_running(ref, process_id):
+            await (await live.guest()).resize(process_id, size)
+
+    async def session_status(self, session_id: SessionId) -> SessionStatus | None:
+        await self.started()
+        journal = self._journals.find(session_id)
+        return journal.status() if journal is not None else None
+
+    async def read_session(
+        self, session_id: SessionId, *, start: int = 0, follow: bool = True
+    ) -> AsyncGenerator[JournalRecord | Trimmed, None]:
+        """See `NodeClient.read_session`; close the generator if you leave it early."""
+        await self.started()
+        async with aclosing(self._journals.read(session_id, start=start, follow=follow)) as records:
+            async for record in records:
+                yield record
+
+    async def forget_session(self, session_id: SessionId) -> None:
+        await self.started()
+        await self._journals.forget(session_id)
+
+    # Files
+
+    @asynccontextmanager
+    async def _files(self, ref: MachineRef) -> AsyncIterator[Guest]:
+        await self.started()
+        async with self._machines.get(ref).file_guest() as guest:
+            yield guest
+
+    @asynccontextmanager
+    async def read_file(
+        self, ref: MachineRef, path: str, *, start: int = 0, length: int | None = None
+    ) -> AsyncIterator[tuple[FileInfo, AsyncIterator[bytes]]]:
+        async with self._files(ref) as guest, guest.read_file(path, start=start, length=length) as found:
+            yield found
+
+    async def write_file(
+        self,
+        ref: MachineRef,
+        path: str,
+        source: AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        user: str | None = None,
+    ) -> FileInfo:
+        async with self._files(ref) as guest:
+            return await guest.write_file(path, source, mode=mode, user=user)
+
+    async def stat_file(self, ref: MachineRef, path: str) -> FileInfo:
+        async with self._files(ref) as guest:
+            return await guest.stat_file(path)
+
+    async def list_files(self, ref: MachineRef, path: str, *, depth: int = 1, limit: int = 1000) -> Sequence[FileInfo]:
+        async with self._files(ref) as guest:
+            return await guest.list_files(path, depth=depth, limit=limit)
+
+    async def move_file(self, ref: MachineRef, source: str, target: str) -> FileInfo:
+        async with self._files(ref) as guest:
+            return await guest.move_file(source, target)
+
+    async def make_directory(
+        self, ref: MachineRef, path: str, *, mode: int | None = None, user: str | None = None
+    ) -> FileInfo:
+        async with self._files(ref) as guest:
+            return await guest.make_directory(path, mode=mode, user=user)
+
+    async def remove_file(self, ref: MachineRef, path: str, *, recursive: bool = False) -> None:
+        async with self._files(ref) as guest:
+            await guest.remove_file(path, recursive=recursive)
+
+    async def watch_files(
+        self, ref: MachineRef, path: str, *, recursive: bool = False
+    ) -> AsyncGenerator[FileEvent, None]:
+        await self.started()
+        # A watch lasts; it does not hold a place that reads and writes need.
+        guest = await self._machines.get(ref).guest()
+        async for event in guest.watch_files(path, recursive=recursive):
+            yield event
+
+    @asynccontextmanager
+    async def read_archive(self, ref: MachineRef, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with self._files(ref) as guest, guest.read_archive(path) as chunks:
+            yield chunks
+
+    async def write_archive(
+        self, ref: MachineRef, path: str, source: AsyncIterable[bytes], *, user: str | None = None
+    ) -> Mapping[str, Any]:
+        async with self._files(ref) as guest:
+            return await guest.write_archive(path, source, user=user)

@@ -1,0 +1,124 @@
+"""The channel to one machine's guest agent: dialled until it answers, and again whenever it breaks."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+import anyio
+import structlog
+
+from space.core.errors import GuestUnreachable, SpaceError
+from space.core.ids import SandboxId
+from space.core.ports import Clock, Machine
+from space.node.guest import Exited, Guest, Output
+
+log = structlog.get_logger(__name__)
+
+Deliver = Callable[[Output | Exited], Awaitable[None]]
+Greet = Callable[[Guest], Awaitable[None]]
+
+_FIRST_PAUSES = (0.001, 0.02)  #: seconds between attempts until the first answer, doubling: a boot takes some 200 ms
+_LATER_PAUSES = (0.01, 1.0)
+_ENTROPY_BYTES = 64
+
+
+class GuestChannel:
+    """Keeps a `Guest` connected while its machine runs; `run` is its task."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        sandbox_id: SandboxId,
+        *,
+        port: int,
+        token: str,
+        silence: float,
+        deliver: Deliver,
+        greet: Greet,
+        clock: Clock,
+    ) -> None:
+        self._machine = machine
+        self._sandbox_id = sandbox_id
+        self._port = port
+        self._token = token
+        self._silence = silence
+        self._deliver = deliver
+        self._greet = greet
+        self._clock = clock
+        self._guest: Guest | None = None
+        self._connected = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def run(self) -> None:
+        """Dial, serve, and dial again, for ever."""
+        first, longest = _FIRST_PAUSES
+        pause = first
+        while True:
+            try:
+                guest = await self._dial()
+            except (SpaceError, OSError, EOFError) as error:
+                log.debug("guest.dial_failed", sandbox=self._sandbox_id, error=str(error))
+                await anyio.sleep(pause)
+                pause = min(2 * pause, longest)
+                continue
+            started = self._clock.monotonic()
+            await self._serve(guest)
+            first, longest = _LATER_PAUSES
+            # One that breaks at once, e.g. because the guest sends nonsense, is not dialled in a tight loop.
+            pause = first if self._clock.monotonic() - started > longest else min(2 * pause, longest)
+            await anyio.sleep(pause)
+
+    async def _dial(self) -> Guest:
+        stream = await self._machine.connect(self._port)
+        return await Guest.open(stream, token=self._token, deliver=self._deliver)
+
+    async def _serve(self, guest: Guest) -> None:
+        self._idle.clear()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch, guest)
+                try:
+                    await guest.run()
+                finally:
+                    tasks.cancel_scope.cancel()
+        except* (SpaceError, OSError, EOFError, ValueError) as group:
+            log.info("guest.channel_broke", sandbox=self._sandbox_id, error=str(group.exceptions[0]))
+        finally:
+            self._guest = None
+            self._connected.clear()
+            with anyio.CancelScope(shield=True):
+                await guest.aclose()
+            self._idle.set()
+
+    async def _watch(self, guest: Guest) -> None:
+        """Greet the agent, let callers in, then make sure that it goes on answering."""
+        with anyio.fail_after(self._silence):
+            await guest.set_clock(self._clock.now().timestamp())
+            await guest.add_entropy(os.urandom(_ENTROPY_BYTES))
+            await self._greet(guest)
+        self._guest = guest
+        self._connected.set()
+        while True:
+            await anyio.sleep(self._silence / 2)
+            with anyio.fail_after(self._silence):
+                await guest.ping()
+
+    async def guest(self, deadline: float) -> Guest:
+        """Return the connected guest, waiting up to `deadline` seconds; raises `GuestUnreachable`."""
+        if self._guest is None:
+            with anyio.move_on_after(deadline):
+                await self.wait_connected()
+        if self._guest is None:
+            raise GuestUnreachable(f"the agent of {self._sandbox_id} does not answer; try again")
+        return self._guest
+
+    async def wait_connected(self) -> None:
+        """Return once the agent has answered and was greeted."""
+        while self._guest is None:
+            await self._connected.wait()
+
+    async def drained(self, deadline: float) -> None:
+        """Wait until what the agent had sent before the machine ended has been read, at most `deadline` seconds."""
+        with anyio.move_on_after(deadline):
+            await self._idle.wait()

@@ -1,0 +1,166 @@
+"""The highest generation that this node has seen of each sandbox: what fences late and repeated orders.
+
+One line an entry is appended and synced before anything is done under it, so that no restart forgets a delete:
+
+    SANDBOX GENERATION PHASE UNIX_SECONDS
+
+A tombstone (`gone`) is kept for a week, far longer than any order can be under way, then compacted away.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import anyio.to_thread
+
+from space.core.errors import InsufficientStorage, RuntimeFailed, StaleGeneration
+from space.core.ids import SandboxId, is_id
+from space.core.node import MachineRef
+from space.core.ports import Clock
+
+KEEP_TOMBSTONES = 7 * 24 * 3600  #: seconds
+COMPACT_BYTES = 4 << 20
+
+
+class Phase(StrEnum):
+    """How far the machine of the newest generation came."""
+
+    SEEN = "seen"  #: ordered; perhaps half built
+    UP = "up"  #: its agent has answered
+    ENDED = "ended"  #: it ended by itself; a generation runs only once
+    GONE = "gone"  #: removed: the tombstone
+
+
+_ORDER = {phase: number for number, phase in enumerate(Phase)}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known of one sandbox."""
+
+    generation: int
+    phase: Phase
+    at: int  #: seconds since 1970
+
+    def line(self, sandbox_id: SandboxId) -> bytes:
+        return f"{sandbox_id} {self.generation} {self.phase} {self.at}\n".encode()
+
+
+class Generations:
+    """The newest generation of each sandbox, on disk before it counts."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+        self._known: dict[SandboxId, Entry] = {}
+        self._pending: list[bytes] = []
+        self._fd = -1
+        self._size = 0
+        self._lock = asyncio.Lock()
+
+    def load(self) -> None:
+        """Read the file, drop old tombstones and what a crash tore, and open it for appending."""
+        oldest = int(self._clock.now().timestamp()) - KEEP_TOMBSTONES
+        for line in self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else ():
+            match line.decode(errors="replace").split(" "):
+                case [sandbox_id, generation, phase, at] if is_id(sandbox_id, "sbx") and at.endswith("\n"):
+                    self._known[SandboxId(sandbox_id)] = Entry(int(generation), Phase(phase), int(at))
+        self._known = {
+            key: entry for key, entry in self._known.items() if entry.phase is not Phase.GONE or entry.at > oldest
+        }
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        temporary = self._path.with_suffix(".new")
+        content = b"".join(entry.line(sandbox_id) for sandbox_id, entry in self._known.items())
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write(fd, content)
+            os.fsync(fd)
+            temporary.replace(self._path)
+            _sync_directory(self._path.parent)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.close()
+        self._fd, self._size = fd, len(content)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def get(self, sandbox_id: SandboxId) -> Entry | None:
+        return self._known.get(sandbox_id)
+
+    def check(self, ref: MachineRef) -> None:
+        """Raise `StaleGeneration` if a newer generation, or the end of this one, has been seen."""
+        entry = self._known.get(ref.sandbox_id)
+        if entry is None or entry.generation < ref.generation:
+            return
+        if entry.generation > ref.generation:
+            raise StaleGeneration(
+                f"generation {ref.generation} of {ref.sandbox_id} is older than {entry.generation}",
+                seen=entry.generation,
+            )
+        if entry.phase is Phase.GONE:
+            raise StaleGeneration(f"{ref.sandbox_id} was removed in generation {ref.generation}", seen=entry.generation)
+
+    def admit(self, ref: MachineRef) -> None:
+        """As `check`, and refuse to start a machine that has run and ended already."""
+        self.check(ref)
+        entry = self._known.get(ref.sandbox_id)
+        if entry is not None and entry.generation == ref.generation and entry.phase is Phase.ENDED:
+            raise RuntimeFailed(f"the machine of {ref.sandbox_id} in generation {ref.generation} has ended")
+
+    async def record(self, ref: MachineRef, phase: Phase) -> None:
+        """Note a generation and return once it is on disk.
+
+        Raises:
+            InsufficientStorage: the disk is full; for this process the entry counts all the same.
+        """
+        entry = Entry(ref.generation, phase, int(self._clock.now().timestamp()))
+        known = self._known.get(ref.sandbox_id)
+        if known is not None and (known.generation, _ORDER[known.phase]) >= (ref.generation, _ORDER[phase]):
+            return  # never backwards
+        self._known[ref.sandbox_id] = entry
+        line = entry.line(ref.sandbox_id)
+        self._pending.append(line)
+        async with self._lock:
+            if line not in self._pending:
+                return  # whoever held the lock wrote it along with its own
+            batch, self._pending = self._pending, []
+            try:
+                await anyio.to_thread.run_sync(self._append, b"".join(batch))
+            except OSError as error:
+                raise InsufficientStorage(
+                    f"cannot write {self._path}: {error.strerror}; free some disk space"
+                ) from error
+            if self._size > COMPACT_BYTES + 200 * len(self._known):
+                await anyio.to_thread.run_sync(self._rewrite)
+
+    def _append(self, data: bytes) -> None:
+        try:
+            _write(self._fd, data)
+            os.fdatasync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._size)
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+            raise
+        self._size += len(data)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

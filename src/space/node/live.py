@@ -1,0 +1,168 @@
+"""One machine that runs: its channel, its commands, its end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.abc
+import structlog
+
+from space.core.errors import GuestUnreachable, SpaceError
+from space.core.ids import ProcessId
+from space.core.node import Exit, MachineRef
+from space.core.ports import Clock, Machine, ProcessOrder, SessionStatus
+from space.node.channel import GuestChannel
+from space.node.guest import Exited, Guest, Output
+from space.node.record import MachineRecord
+from space.node.sessions import Session, Sessions
+from space.node.settings import NodeSettings
+
+log = structlog.get_logger(__name__)
+
+_DRAIN_SECONDS = 2.0  #: for what the agent had sent when the machine ended
+
+
+class LiveMachine:
+    """A machine, from the runtime's start to its burial; `run` is its task.
+
+    `bury` is awaited once, after the machine has ended and its sessions are closed.
+    """
+
+    def __init__(
+        self,
+        record: MachineRecord,
+        machine: Machine,
+        *,
+        sessions: Sessions,
+        settings: NodeSettings,
+        clock: Clock,
+        bury: Callable[["LiveMachine", Exit], Awaitable[None]],
+    ) -> None:
+        self.record = record
+        self.machine = machine
+        self.ended = asyncio.Event()  #: it was buried
+        self._exited = asyncio.Event()
+        self.is_asked_to_end = False
+        self._sessions = sessions
+        self._settings = settings
+        self._bury = bury
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._files = anyio.Semaphore(settings.file_concurrency)
+        self._channel = GuestChannel(
+            machine,
+            record.ref.sandbox_id,
+            port=settings.agent_port,
+            token=record.token,
+            silence=settings.guest_silence,
+            deliver=self._deliver,
+            greet=self._greet,
+            clock=clock,
+        )
+
+    @property
+    def ref(self) -> MachineRef:
+        return self.record.ref
+
+    async def run(self) -> None:
+        """Serve the machine until it has ended, then close what was open and bury it."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            tasks.start_soon(self._channel.run)
+            exit = await self._exit()
+            self._exited.set()
+            await self._channel.drained(_DRAIN_SECONDS)
+            tasks.cancel_scope.cancel()
+        self._tasks = None
+        await self._sessions.lost(self.ref, exit.reason)
+        await self._bury(self, exit)
+        self.ended.set()
+
+    async def _exit(self) -> Exit:
+        try:
+            return await self.machine.wait()
+        except (SpaceError, OSError) as error:
+            log.error("machine.wait_failed", machine=self.ref.machine_id, error=str(error))
+            return Exit(reason="runtime_exited")
+
+    async def end(self, *, grace: float = 0) -> None:
+        """Stop it and return once it is buried; idempotent."""
+        self.is_asked_to_end = True
+        await self.machine.stop(grace=grace)
+        await self.ended.wait()
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether the machine is known to have ended, buried or not."""
+        return self._exited.is_set()
+
+    async def answers(self, deadline: float) -> bool:
+        """Wait until the agent has answered; False if the machine ends first or `deadline` seconds have passed."""
+        with anyio.move_on_after(deadline):
+            async with anyio.create_task_group() as tasks:
+
+                async def give_up() -> None:
+                    await self._exited.wait()
+                    tasks.cancel_scope.cancel()
+
+                tasks.start_soon(give_up)
+                await self._channel.wait_connected()
+                tasks.cancel_scope.cancel()
+                return True
+        return False
+
+    # The guest
+
+    async def guest(self, deadline: float | None = None) -> Guest:
+        """Return the agent's channel; raises `GuestUnreachable`."""
+        return await self._channel.guest(self._settings.guest_deadline if deadline is None else deadline)
+
+    @asynccontextmanager
+    async def file_guest(self) -> AsyncIterator[Guest]:
+        """Hold one of the places for file operations."""
+        async with self._files:
+            yield await self.guest()
+
+    async def start_process(self, order: ProcessOrder) -> SessionStatus:
+        """Start a process unless it was started before; returns once its journal says how that went."""
+        journal, session = self._sessions.open(self.ref, order)
+        if session is not None and not session.began.is_set():
+            # In a task of the machine's: a caller who leaves must not keep the answer from being written down.
+            failure: list[GuestUnreachable] = []
+            done = asyncio.Event()
+            if self._tasks is None:
+                raise GuestUnreachable(f"the machine of {self.ref.sandbox_id} has ended")
+            self._tasks.start_soon(self._spawn, session, order, failure, done)
+            with anyio.move_on_after(self._settings.guest_deadline):
+                await done.wait()
+            if failure:
+                raise failure[0]
+            if not session.began.is_set():
+                raise GuestUnreachable(f"the agent of {self.ref.sandbox_id} does not answer; try again")
+        return journal.status()
+
+    async def _spawn(
+        self, session: Session, order: ProcessOrder, failure: list[GuestUnreachable], done: asyncio.Event
+    ) -> None:
+        try:
+            guest = await self.guest()
+            await self._sessions.spawn(session, order, guest, self.record.env, self.record.default_user)
+        except GuestUnreachable as error:
+            failure.append(error)
+        finally:
+            done.set()
+
+    async def _deliver(self, event: Output | Exited) -> None:
+        await self._sessions.deliver(self.ref, event)
+        if isinstance(event, Exited) and self._tasks is not None:
+            self._tasks.start_soon(self._forget, event.process_id)
+
+    async def _forget(self, process_id: ProcessId) -> None:
+        """Let the agent drop a process whose end is in its journal."""
+        try:
+            await (await self.guest()).forget(process_id)
+        except SpaceError as error:
+            log.debug("guest.forget_failed", machine=self.ref.machine_id, error=str(error))
+
+    async def _greet(self, guest: Guest) -> None:
+        await self._sessions.resume(self.ref, guest)

@@ -1,0 +1,341 @@
+"""The machines of this node: ordered, found again after a restart, watched, removed.
+
+Whatever happens to the node, a machine is on disk in one of three states: no record; an intent without a handle,
+which is swept; or a handle, which is re-adopted.  `Generations` fences all of it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import structlog
+
+from space.core.errors import CapacityUnavailable, NotFound, RuntimeFailed, SpaceError, StaleGeneration, Unsupported
+from space.core.ids import SandboxId
+from space.core.node import Exit, MachineOrder, MachineRef, MachineSpec
+from space.core.ports import Clock, Machine, MachineExited, Runtime, Templates
+from space.host.failpoint import failpoint
+from space.node.generations import Generations, Phase
+from space.node.live import LiveMachine
+from space.node.observations import Observations
+from space.node.record import MachineRecord, remove_tree
+from space.node.sessions import Sessions
+from space.node.settings import NodeSettings
+from space.node.slots import Slots
+
+log = structlog.get_logger(__name__)
+
+_CLEANUP_SECONDS = 60.0  #: for a failed start; after that its own task goes on with it
+_RETRY_SECONDS = (1.0, 30.0)  #: first and longest pause after a burial that failed
+
+
+@dataclass(slots=True, eq=False)
+class _Building:
+    """A machine on its way up."""
+
+    order: MachineOrder
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What machines are made with."""
+
+    settings: NodeSettings
+    runtimes: Mapping[str, Runtime]
+    templates: Templates
+    slots: Slots
+    generations: Generations
+    sessions: Sessions
+    observations: Observations
+    clock: Clock
+    memory_mib: int  #: for all machines together
+
+
+class Machines:
+    """Starts, keeps and ends machines; at most one a sandbox."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._directory = parts.settings.data_dir / "node" / "machines"
+        self._live: dict[SandboxId, LiveMachine] = {}
+        self._building: dict[SandboxId, _Building] = {}
+        self._leftover: list[MachineRecord] = []  #: to be cleaned up by the next sweep
+        self._locks: dict[SandboxId, tuple[asyncio.Lock, int]] = {}
+        self._sweeping = asyncio.Lock()
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    # What there is
+
+    def __len__(self) -> int:
+        return len(self._live.keys() | self._building.keys())
+
+    @property
+    def memory_mib(self) -> int:
+        """Memory promised to machines."""
+        orders = {sandbox_id: building.order for sandbox_id, building in self._building.items()}
+        orders.update({sandbox_id: live.record.order for sandbox_id, live in self._live.items()})
+        return sum(order.resources.memory_mib for order in orders.values())
+
+    def report(self) -> Mapping[SandboxId, int]:
+        return {sandbox_id: live.ref.generation for sandbox_id, live in self._live.items()}
+
+    def get(self, ref: MachineRef) -> LiveMachine:
+        """Return a machine that runs; raises `StaleGeneration` or `NotFound`."""
+        self._parts.generations.check(ref)
+        live = self._live.get(ref.sandbox_id)
+        if live is None or live.ref != ref or live.ended.is_set():
+            raise NotFound(f"no machine of {ref.sandbox_id} in generation {ref.generation} runs on this node")
+        return live
+
+    # Ordering
+
+    async def ensure(self, order: MachineOrder) -> None:
+        """See `NodeClient.ensure`."""
+        ref = order.ref
+        self._parts.generations.admit(ref)
+        older = self._building.get(ref.sandbox_id)
+        if older is not None and older.order.ref < ref:
+            older.scope.cancel()
+        async with self._locked(ref.sandbox_id):
+            self._parts.generations.admit(ref)
+            live = self._live.get(ref.sandbox_id)
+            if live is not None and live.ref != ref:
+                await live.end()
+                live = None
+            if live is not None:
+                await self._await_agent(live)
+                await self._parts.generations.record(ref, Phase.UP)
+                return
+            building = _Building(order)
+            with building.scope:
+                self._admit(order)
+                async with self._sweeping:
+                    self._building[ref.sandbox_id] = building
+                try:
+                    await self._build(order)
+                finally:
+                    self._building.pop(ref.sandbox_id, None)
+            if building.scope.cancelled_caught:
+                raise StaleGeneration(f"{ref.sandbox_id} was removed or replaced while it started")
+
+    def _admit(self, order: MachineOrder) -> None:
+        settings = self._parts.settings
+        if len(self) >= settings.max_machines:
+            raise CapacityUnavailable(
+                f"this node holds {settings.max_machines} machines already", limit=settings.max_machines
+            )
+        available = int(self._parts.memory_mib * settings.memory_overcommit) - self.memory_mib
+        if order.resources.memory_mib > available:
+            raise CapacityUnavailable(
+                f"{order.resources.memory_mib} MiB of memory asked for, {max(available, 0)} MiB left on this node",
+                available_mib=max(available, 0),
+            )
+
+    def _runtime(self, name: str) -> Runtime:
+        try:
+            return self._parts.runtimes[name]
+        except KeyError:
+            raise Unsupported(f"this node has no runtime {name}", feature="runtime") from None
+
+    async def _build(self, order: MachineOrder) -> None:
+        parts, ref, started = self._parts, order.ref, self._parts.clock.monotonic()
+        runtime = self._runtime(order.runtime)
+        template = await parts.templates.resolve(order.template_digest)
+        await parts.generations.record(ref, Phase.SEEN)
+        failpoint("ensure.after_generation")
+        slot = await parts.slots.claim(disk_mib=order.resources.disk_mib)
+        record = MachineRecord.make(self._directory, order, slot, template)
+        machine: Machine | None = None
+        try:
+            await anyio.to_thread.run_sync(record.write_intent)
+            failpoint("ensure.after_intent")
+            with anyio.CancelScope(shield=True):  # a start that is cut off half way would have to be searched for
+                machine = await runtime.start(self._spec(record))
+            failpoint("ensure.after_start")
+            await anyio.to_thread.run_sync(record.write_handle, machine.handle)
+            failpoint("ensure.after_handle")
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._discard(record, machine)
+            raise
+        live = self._adopt(record, machine)
+        try:
+            await self._await_agent(live)
+        except BaseException:
+            with anyio.move_on_after(_CLEANUP_SECONDS, shield=True):
+                await live.end()
+            raise
+        failpoint("ensure.after_ready")
+        await parts.generations.record(ref, Phase.UP)
+        seconds = round(parts.clock.monotonic() - started, 4)
+        log.info("machine.started", machine=ref.machine_id, runtime=order.runtime, seconds=seconds)
+
+    def _spec(self, record: MachineRecord) -> MachineSpec:
+        return record.spec(agent_dir=self._parts.settings.agent_dir, agent_port=self._parts.settings.agent_port)
+
+    async def _await_agent(self, live: LiveMachine) -> None:
+        """Return once the agent has answered; raises `RuntimeFailed` if the machine ends first, or in time neither."""
+        deadline = self._parts.settings.create_deadline
+        if not await live.answers(deadline):
+            reason = "ended before its agent answered" if live.has_exited else f"did not answer in {deadline:g} s"
+            raise RuntimeFailed(f"the machine of {live.ref.sandbox_id} {reason}")
+
+    def _adopt(self, record: MachineRecord, machine: Machine) -> LiveMachine:
+        live = LiveMachine(
+            record,
+            machine,
+            sessions=self._parts.sessions,
+            settings=self._parts.settings,
+            clock=self._parts.clock,
+            bury=self._bury,
+        )
+        self._live[record.ref.sandbox_id] = live
+        if self._tasks is None:
+            raise RuntimeError("the node does not run")
+        self._tasks.start_soon(self._supervise, live)
+        return live
+
+    # Ending
+
+    async def remove(self, ref: MachineRef, *, grace: float) -> None:
+        """See `NodeClient.remove`."""
+        entry = self._parts.generations.get(ref.sandbox_id)
+        if entry is not None and entry.generation > ref.generation:
+            self._parts.generations.check(ref)
+        try:
+            await self._parts.generations.record(ref, Phase.GONE)
+            failpoint("remove.after_tombstone")
+        finally:
+            # On a full disk too: what is removed makes room, and the caller tries again.
+            building = self._building.get(ref.sandbox_id)
+            if building is not None:
+                building.scope.cancel()
+            async with self._locked(ref.sandbox_id):
+                live = self._live.get(ref.sandbox_id)
+                if live is not None:
+                    await live.end(grace=grace)
+        failpoint("remove.after_end")
+
+    async def _supervise(self, live: LiveMachine) -> None:
+        """Run a machine's task; what goes wrong in it must not take the node along."""
+        pause, longest = _RETRY_SECONDS
+        while True:
+            try:
+                await live.run()
+                return
+            except Exception:
+                log.exception("machine.task_failed", machine=live.ref.machine_id)
+            await anyio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _bury(self, live: LiveMachine, exit: Exit) -> None:
+        ref = live.ref
+        entry = self._parts.generations.get(ref.sandbox_id)
+        was_up = entry is not None and entry.generation == ref.generation and entry.phase is Phase.UP
+        if was_up and not live.is_asked_to_end:
+            self._parts.observations.put(MachineExited(ref=ref, exit=exit))
+            await self._parts.generations.record(ref, Phase.ENDED)
+        await live.machine.stop()
+        failpoint("bury.after_stop")
+        await self._forget(live.record)
+        if self._live.get(ref.sandbox_id) is live:
+            del self._live[ref.sandbox_id]
+        log.info("machine.ended", machine=ref.machine_id, reason=exit.reason, asked=live.is_asked_to_end)
+
+    async def _discard(self, record: MachineRecord, machine: Machine | None) -> None:
+        """Undo a start that failed."""
+        try:
+            if machine is not None:
+                await machine.stop()
+            await self._forget(record)
+        except (SpaceError, OSError) as error:
+            log.error("machine.discard_failed", machine=record.ref.machine_id, error=str(error))
+            self._leftover.append(record)
+
+    async def _forget(self, record: MachineRecord) -> None:
+        """Give back what the node itself made for a machine that is no more."""
+        await self._parts.slots.release(record.slot)
+        failpoint("bury.after_slot")
+        await anyio.to_thread.run_sync(record.remove)
+
+    # After a restart, and every minute
+
+    async def recover(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Find the machines of an earlier life of the node, and remove what is left of the others."""
+        self._tasks = tasks
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        records = [record for path in self._directory.iterdir() if (record := MachineRecord.read(path)) is not None]
+        async with anyio.create_task_group() as recovering:
+            for record in records:
+                recovering.start_soon(self._readopt, record)
+        await self._sweep_runtimes()
+        await self._parts.slots.restore([live.record.slot for live in self._live.values()])
+        await self._sweep_directories()
+        for ref in self._parts.sessions.machines():
+            live = self._live.get(ref.sandbox_id)
+            if live is None or live.ref != ref:
+                await self._parts.sessions.lost(ref, "runtime_exited")
+
+    async def _readopt(self, record: MachineRecord) -> None:
+        ref, parts = record.ref, self._parts
+        entry = parts.generations.get(ref.sandbox_id)
+        runtime = parts.runtimes.get(record.order.runtime)
+        is_current = entry is not None and entry.generation == ref.generation and entry.phase in (Phase.SEEN, Phase.UP)
+        if record.handle is None or runtime is None or not is_current:
+            log.info("machine.dropped", machine=ref.machine_id, is_current=is_current, built=record.handle is not None)
+            return
+        machine = await runtime.recover(record.handle, self._spec(record))
+        if machine is not None:
+            log.info("machine.readopted", machine=ref.machine_id)
+            self._adopt(record, machine)
+        elif entry is not None and entry.phase is Phase.UP:
+            log.info("machine.found_ended", machine=ref.machine_id)
+            parts.observations.put(MachineExited(ref=ref, exit=Exit(reason="runtime_exited")))
+            await parts.generations.record(ref, Phase.ENDED)
+
+    async def sweep(self) -> None:
+        """Remove what belongs to no machine; skipped while machines are being started."""
+        async with self._sweeping:
+            if self._building:
+                return
+            await self._sweep_runtimes()
+            for record in list(self._leftover):
+                await self._forget(record)
+                self._leftover.remove(record)
+            await self._sweep_directories()
+        await self._parts.slots.sweep()
+
+    async def _sweep_runtimes(self) -> None:
+        keep = frozenset(live.ref.machine_id for live in self._live.values())
+        for name, runtime in self._parts.runtimes.items():
+            removed = await runtime.sweep(keep)
+            if removed:
+                log.warning("machines.swept", runtime=name, machines=list(removed))
+
+    async def _sweep_directories(self) -> None:
+        keep = {live.record.directory for live in self._live.values()}
+        keep |= {record.directory for record in self._leftover}
+        for path in self._directory.iterdir():
+            if path not in keep:
+                await anyio.to_thread.run_sync(remove_tree, path)
+                log.info("machine.directory_swept", machine=path.name)
+
+    @asynccontextmanager
+    async def _locked(self, sandbox_id: SandboxId) -> AsyncIterator[None]:
+        """Hold the sandbox's lock; locks that nobody wants are dropped."""
+        lock, users = self._locks.get(sandbox_id, (asyncio.Lock(), 0))
+        self._locks[sandbox_id] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            _, users = self._locks[sandbox_id]
+            if users == 1:
+                del self._locks[sandbox_id]
+            else:
+                self._locks[sandbox_id] = (lock, users - 1)
