@@ -91,7 +91,9 @@ sandboxes = Table(
     Column("last_active_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
     Column("deleted_at", BigInteger),
-    Index("sandboxes_by_project", "project_id", "id", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED),
+    Index(
+        "sandboxes_by_project", "project_id", "id", "version", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED
+    ),
     Index("sandboxes_by_state", "project_id", "shown_state", "id"),
     Index("sandboxes_by_creation", "project_id", "created_at"),
     Index("sandboxes_by_node", "node_id", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED),
