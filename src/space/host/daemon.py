@@ -4,7 +4,6 @@
 runs and when the process started, against reuse of the pid.  Sandboxes never appear here.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,11 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
-
-
-class AlreadyRunning(RuntimeError):
-    """Another process owns the data directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +71,6 @@ def remove_process_file(run_dir: Path, name: str) -> None:
         (run_dir / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
-def lock_directory(directory: Path) -> IO[str]:
-    """Take the one lock on a data directory; it is held until the returned file is closed or the process ends.
-
-    Raises:
-        AlreadyRunning: another process holds it.
-    """
-    lock = (directory / "lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise AlreadyRunning(f"another SPACE server already uses {directory}") from None
-    return lock
-
-
 def stop_process(entry: ProcessFile, *, grace: float = 10, waiting: Callable[[], None] = lambda: None) -> None:
     """End one of SPACE's own processes: SIGTERM, then SIGKILL after `grace` seconds.  Succeeds if it has gone."""
     for number, limit in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
@@ -106,10 +85,10 @@ def stop_process(entry: ProcessFile, *, grace: float = 10, waiting: Callable[[],
             time.sleep(0.02)
 
 
-def detach(argv: list[str], *, env: dict[str, str], log: Path) -> int:
+def detach(argv: list[str], *, env: dict[str, str], log: Path, ready: int) -> int:
     """Start `argv` in a session of its own, its output appended to `log` (0600); return its pid.
 
-    The child is not ours to wait for: it outlives this process.
+    The descriptor `ready` becomes the child's descriptor 3.  The child outlives this process: do not wait for it.
     """
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -123,6 +102,7 @@ def detach(argv: list[str], *, env: dict[str, str], log: Path) -> int:
                 (os.POSIX_SPAWN_DUP2, null, 0),
                 (os.POSIX_SPAWN_DUP2, descriptor, 1),
                 (os.POSIX_SPAWN_DUP2, descriptor, 2),
+                (os.POSIX_SPAWN_DUP2, ready, 3),
             ],
         )
     finally:

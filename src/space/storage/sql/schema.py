@@ -1,5 +1,6 @@
 """Bring a database to the schema that this program knows; never back."""
 
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,23 @@ def current_revision(connection: sqlite3.Connection) -> str | None:
     return cast(str, row[0]) if row else None
 
 
+def check_file(path: Path) -> None:
+    """Say whether this program may open a database, before anything is stopped or changed for it.
+
+    Raises:
+        FailedPrecondition: a newer program has written it.
+    """
+    if not path.exists():
+        return
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)) as connection:
+        try:
+            revision = current_revision(connection)
+        except sqlite3.Error:
+            return  # whatever is wrong with the file, opening it says so better
+    if revision is not None and revision > HEAD:
+        raise _newer(revision)
+
+
 def upgrade(connection: sqlite3.Connection) -> None:
     """Apply what is missing, in one transaction.
 
@@ -35,13 +53,17 @@ def upgrade(connection: sqlite3.Connection) -> None:
     config.set_main_option("script_location", str(_MIGRATIONS))
     scripts = ScriptDirectory.from_config(config)
     if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
-        raise FailedPrecondition(
-            f"the database has schema {revision}, written by a newer SPACE; this one knows schemas up to {HEAD}. "
-            "Start that version or a newer one, or restore a backup made before the upgrade",
-            schema=revision,
-            known=HEAD,
-        )
+        raise _newer(revision)
     _migrate(connection, config, scripts)
+
+
+def _newer(revision: str) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"the database has schema {revision}, written by a newer SPACE; this one knows schemas up to {HEAD}. "
+        "Start that version or a newer one, or restore a backup made before the upgrade",
+        schema=revision,
+        known=HEAD,
+    )
 
 
 def _migrate(connection: sqlite3.Connection, config: Config, scripts: ScriptDirectory) -> None:

@@ -1,0 +1,5 @@
+"""`python -m space`."""
+
+from space.cli import main
+
+main()

@@ -1,0 +1,76 @@
+"""HTTP listeners in our own task group: uvicorn without its signal handlers."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from space.core.errors import Unavailable
+
+#: Streams that are still open this long after a stop are cut; their readers come back with their last event id.
+GRACE_SECONDS = 1
+
+
+class Listener(uvicorn.Server):
+    """One ASGI application on one socket; `serve_until_stopped` ends after `stop`."""
+
+    def __init__(self, app: Any, sock: socket.socket) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+        )
+        self._sock = sock
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `up.py`: there are two listeners and one process."""
+        yield
+
+    async def serve_until_stopped(self) -> None:
+        await self.serve(sockets=[self._sock])
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+
+def listen(address: str, *, setting: str) -> socket.socket:
+    """Bind `HOST:PORT`; port 0 takes a free one.
+
+    Raises:
+        Unavailable: the address is taken or not ours; the message names `setting`.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, int(port)))
+        sock.listen(1024)
+    except OSError as error:
+        sock.close()
+        raise Unavailable(
+            f"cannot listen on {address}: {error.strerror}; stop what uses it, or set {setting} to another address"
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Return the URL under which this machine reaches the socket."""
+    host, port = sock.getsockname()[:2]
+    local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{local}:{port}"
