@@ -10,10 +10,10 @@ def agent_argv(port: int, token_path: str, default_user: str, *, root: str = ROO
     descriptor instead.  `root` is where the directory of `templates.agent.build_agent_dir` is mounted.
     """
     return [
-        f"{root}/lib/ld-linux-x86-64.so.2",
+        f"{root}/lib/ld.so",
         "--library-path",
         f"{root}/lib",
-        f"{root}/bin/python3.11",
+        f"{root}/bin/python3",
         *("-I", "-S", "-B", "-X", "utf8"),
         f"{root}/agent.pyz",
         str(port),

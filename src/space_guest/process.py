@@ -1,23 +1,28 @@
 """A process as the protocol knows it: output kept until acknowledged, stdin, and how it ended.  No system calls."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from space_guest.output import Budget, OutputStream
 from space_guest.protocol import PTY, STDERR, STDIN_WINDOW, STDOUT, STREAM_NAMES, STREAM_NUMBERS, ProtocolError
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing costs 5 ms at start
+    from typing import Any
+
     from space_guest.connection import Connection
 
 
-@dataclass(frozen=True, slots=True)
 class Ended:
-    """How a process ended: a code, or the name of a signal; `reason` is `timeout`, `killed` or None."""
+    """How a process ended: a code, or the name of a signal; `reason` is `timeout`, `killed`, `lost` or None."""
 
-    exit_code: int | None
-    signal: str | None = None
-    reason: str | None = None
+    __slots__ = ("exit_code", "reason", "signal")
+
+    def __init__(self, exit_code: int | None, signal: str | None = None, reason: str | None = None) -> None:
+        self.exit_code = exit_code
+        self.signal = signal
+        self.reason = reason
 
 
 class SpawnFailed(Exception):

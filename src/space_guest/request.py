@@ -1,11 +1,15 @@
 """One request of the node, and the bytes that flow with it.  No system calls."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from space_guest.protocol import FILE_WINDOW, Kind, ProtocolError, encode_data, encode_object, encode_offset
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing costs 5 ms at start
+    from typing import Any
+
     from space_guest.connection import Connection
 
 
@@ -21,7 +25,7 @@ class Refused(Exception):
 class Request:
     """A request until its final frame.  The service that serves it sets the `on_…` hooks and calls the rest."""
 
-    def __init__(self, connection: "Connection", channel: int, args: dict[str, Any]) -> None:
+    def __init__(self, connection: Connection, channel: int, args: dict[str, Any]) -> None:
         self.connection = connection
         self.channel = channel
         self.args = args

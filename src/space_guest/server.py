@@ -1,11 +1,17 @@
 """The agent's TCP side: accept, authenticate, keep the newest authenticated connection."""
 
+from __future__ import annotations
+
 import socket
 from collections import deque
 
-from space_guest.connection import Connection, Services
+from space_guest.connection import Connection
 from space_guest.loop import READ, WRITE, Loop, Timer
 from space_guest.protocol import ProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from space_guest.ports import Services
 
 HIGH_WATER = 1024 * 1024
 GREETING_SECONDS = 10.0
