@@ -34,10 +34,15 @@ class HeadAndTail:
 
     @property
     def is_truncated(self) -> bool:
-        return self.total > self._head_limit + self._tail_limit
+        return self.total > len(self._head) + min(self._tail_size, self._tail_limit)
 
-    def add(self, data: bytes) -> None:
-        """Take the stream's next bytes."""
+    def add(self, data: bytes, *, offset: int | None = None) -> None:
+        """Take the stream's next bytes; an `offset` beyond the last ones tells of bytes that nobody has any more."""
+        if offset is not None and offset > self.total:
+            self._head_limit = len(self._head)
+            self._tail.clear()
+            self._tail_size = 0
+            self.total = offset
         self.total += len(data)
         if (room := self._head_limit - len(self._head)) > 0:
             self._head += data[:room]

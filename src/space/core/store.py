@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from space.core.account import IdempotencyRef, Project, Role, Token, User
 from space.core.command import Process, SessionToken
 from space.core.event import AuditEntry, Event
-from space.core.ids import NodeId, OperationId, ProcessId, ProjectId, SandboxId, SessionId, TokenId, UserId
+from space.core.ids import NodeId, OperationId, ProcessId, ProjectId, SandboxId, SessionId, TokenId
 from space.core.lifecycle import Admission, Kind, State
 from space.core.operation import Operation, Status
 from space.core.ports import SessionStatus
@@ -274,12 +274,20 @@ class ProcessStore(Protocol):
         """Take over what journals say.  A state never goes back, but a seen exit replaces a presumed loss."""
         ...
 
+    async def lose(self, sandbox_id: SandboxId, generation: int, *, reason: str, at: datetime) -> None:
+        """Mark what ran on machines up to `generation` as lost."""
+        ...
+
     async def add_token(self, token: SessionToken, audit: AuditEntry | None) -> None: ...
 
     async def find_token(self, token_hash: bytes) -> SessionToken | None: ...
 
-    async def purge(self, ended_before: datetime, *, limit: int) -> Sequence[SessionId]:
-        """Forget processes that ended, or were never started, before then; return the sessions they had."""
+    async def expired(self, ended_before: datetime, *, limit: int) -> Sequence[SessionId]:
+        """Find sessions of processes that ended, or were recorded and never started, before then."""
+        ...
+
+    async def purge(self, sessions: Sequence[SessionId]) -> None:
+        """Forget these processes."""
         ...
 
 

@@ -26,7 +26,7 @@ def create(tx: Tx, creation: Creation) -> None:
         data={"template": creation.sandbox.template, "runtime": creation.sandbox.runtime},
     )
     audit.append(tx, creation.audit)
-    idempotency.link(tx, creation.idempotency, creation.operation.id)
+    idempotency.link(tx, creation.idempotency, creation.operation.id, at=creation.operation.created_at)
 
 
 def change(tx: Tx, request: Change) -> Changed:
@@ -46,7 +46,7 @@ def change(tx: Tx, request: Change) -> Changed:
         case _:
             assert_never(admission)
     audit.append(tx, request.audit)
-    idempotency.link(tx, request.idempotency, changed.operation.id)
+    idempotency.link(tx, request.idempotency, changed.operation.id, at=request.at)
     return changed
 
 

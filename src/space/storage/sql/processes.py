@@ -33,6 +33,10 @@ _UNFINISHED = (
     f"SELECT {_COLUMNS} FROM processes WHERE state IN ('created', 'running')"  # noqa: S608
     " AND (sandbox_id, id) > (?, ?) ORDER BY sandbox_id, id LIMIT ?"
 )
+_EXPIRED = "SELECT session_id FROM processes WHERE exited_at < ? ORDER BY exited_at LIMIT ?"
+_NEVER_STARTED = (
+    "SELECT session_id FROM processes WHERE state = 'created' AND start_requested_at IS NULL AND created_at < ? LIMIT ?"
+)
 _INSERT_TOKEN = (
     "INSERT INTO session_tokens (token_hash, session_id, principal, token_id, expires_at) VALUES (?, ?, ?, ?, ?)"
 )
@@ -90,6 +94,9 @@ class SqlProcesses:
     async def observe(self, *statuses: SessionStatus) -> None:
         await self._writer.run(lambda tx: _observe(tx, statuses))
 
+    async def lose(self, sandbox_id: SandboxId, generation: int, *, reason: str, at: datetime) -> None:
+        await self._writer.run(lambda tx: lose(tx, sandbox_id, generation, reason=reason, at=at))
+
     async def add_token(self, token: SessionToken, audit: AuditEntry | None) -> None:
         await self._writer.run(lambda tx: _add_token(tx, token, audit))
 
@@ -108,8 +115,14 @@ class SqlProcesses:
             expires_at=instant(row[4]),
         )
 
-    async def purge(self, ended_before: datetime, *, limit: int) -> Sequence[SessionId]:
-        return await self._writer.run(lambda tx: _purge(tx, milliseconds(ended_before), limit))
+    async def expired(self, ended_before: datetime, *, limit: int) -> Sequence[SessionId]:
+        before = milliseconds(ended_before)
+        rows = self._reader.rows(_EXPIRED, (before, limit)) or self._reader.rows(_NEVER_STARTED, (before, limit))
+        return [SessionId(row[0]) for row in rows]
+
+    async def purge(self, sessions: Sequence[SessionId]) -> None:
+        rows = [(session_id,) for session_id in sessions]
+        await self._writer.run(lambda tx: tx.executemany("DELETE FROM processes WHERE session_id = ?", rows) and None)
 
 
 def _create(tx: Tx, new: NewProcess) -> Process:
@@ -132,7 +145,7 @@ def _create(tx: Tx, new: NewProcess) -> Process:
     if new.token is not None:
         _add_token(tx, new.token, None)
     audit.append(tx, new.audit)
-    idempotency.link(tx, new.idempotency, process.id)
+    idempotency.link(tx, new.idempotency, process.id, at=process.created_at)
     return _process(tx.row(_BY_ID, (process.id,)))
 
 
@@ -226,20 +239,6 @@ def _add_token(tx: Tx, token: SessionToken, entry: AuditEntry | None) -> None:
         raise NotFound(f"no session {token.session_id}", id=token.session_id) from error
     if entry is not None:
         audit.append(tx, entry)
-
-
-def _purge(tx: Tx, before: int, limit: int) -> list[SessionId]:
-    rows = tx.execute(
-        "DELETE FROM processes WHERE id IN (SELECT id FROM processes WHERE exited_at < ? ORDER BY exited_at LIMIT ?)"
-        " RETURNING session_id",
-        (before, limit),
-    ).fetchall()
-    rows += tx.execute(
-        "DELETE FROM processes WHERE id IN (SELECT id FROM processes WHERE state = 'created'"
-        " AND start_requested_at IS NULL AND created_at < ? LIMIT ?) RETURNING session_id",
-        (before, limit),
-    ).fetchall()
-    return [SessionId(row[0]) for row in rows]
 
 
 def _row(process: Process, generation: int, requested: int | None) -> tuple[Any, ...]:

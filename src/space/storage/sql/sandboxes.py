@@ -181,7 +181,7 @@ def _save_update(tx: Tx, sandbox: Sandbox, at: datetime, entry: AuditEntry, ref:
     expires_at = sandbox.expires_at.isoformat() if sandbox.expires_at else None
     events.tell(tx, sandbox, "sandbox.updated", at=at, data={"expires_at": expires_at})
     audit.append(tx, entry)
-    idempotency.link(tx, ref, sandbox.id)
+    idempotency.link(tx, ref, sandbox.id, at=at)
     return sandbox
 
 

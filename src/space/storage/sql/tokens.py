@@ -84,7 +84,7 @@ def add(tx: Tx, token: Token, token_hash: bytes, maker: TokenId, entry: AuditEnt
     except sqlite3.IntegrityError as error:
         raise NotFound(f"no project {token.project_id}", id=token.project_id, field="project") from error
     audit.append(tx, entry)
-    idempotency.link(tx, ref, token.id)
+    idempotency.link(tx, ref, token.id, at=token.created_at)
 
 
 def add_login(tx: Tx, token: Token, token_hash: bytes, password_hash: str, entry: AuditEntry) -> None:
