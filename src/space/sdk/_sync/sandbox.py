@@ -137,7 +137,13 @@ class Sandbox:
         `timeout` is in seconds; then the process group is killed and `reason` is `timeout`.
         """
         body = command_body(
-            command, env=env, cwd=cwd, user=user, timeout=timeout, max_output_bytes=max_output_bytes, encoding="base64"
+            command,
+            env=env,
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            max_output_bytes=max_output_bytes,
+            encoding="base64",
         )
         response = self._transport.request("POST", f"{self._path}/exec", json=body, timeout=http.UNHURRIED)
         return ExecResult.parse(http.answer_object(response))
