@@ -1,7 +1,9 @@
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.node.harness import World
 
 from space.core.ids import ProcessId, SandboxId, SessionId, make_id
 from space.core.node import MachineRef
@@ -45,3 +47,10 @@ def journals(tmp_path: Path) -> JournalFolder:
     folder = JournalFolder(tmp_path / "journals", limit_bytes=4 << 30)
     folder.load()
     return folder
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World.make(tmp_path)
+    yield made
+    made.close()

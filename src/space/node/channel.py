@@ -1,7 +1,6 @@
 """The channel to one machine's guest agent: dialled until it answers, and again whenever it breaks."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -10,16 +9,14 @@ import structlog
 from space.core.errors import GuestUnreachable, SpaceError
 from space.core.ids import SandboxId
 from space.core.ports import Clock, Machine
-from space.node.guest import Exited, Guest, Output
+from space.node.guest import Deliver, Guest
 
 log = structlog.get_logger(__name__)
 
-Deliver = Callable[[Output | Exited], Awaitable[None]]
 Greet = Callable[[Guest], Awaitable[None]]
 
 _FIRST_PAUSES = (0.001, 0.02)  #: seconds between attempts until the first answer, doubling: a boot takes some 200 ms
 _LATER_PAUSES = (0.01, 1.0)
-_ENTROPY_BYTES = 64
 
 
 class GuestChannel:
@@ -94,15 +91,12 @@ class GuestChannel:
     async def _watch(self, guest: Guest) -> None:
         """Greet the agent, let callers in, then make sure that it goes on answering."""
         with anyio.fail_after(self._silence):
-            await guest.set_clock(self._clock.now().timestamp())
-            await guest.add_entropy(os.urandom(_ENTROPY_BYTES))
             await self._greet(guest)
         self._guest = guest
         self._connected.set()
         while True:
             await anyio.sleep(self._silence / 2)
-            with anyio.fail_after(self._silence):
-                await guest.ping()
+            await guest.ping(seconds=self._silence)
 
     async def guest(self, deadline: float) -> Guest:
         """Return the connected guest, waiting up to `deadline` seconds; raises `GuestUnreachable`."""

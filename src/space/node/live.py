@@ -8,7 +8,7 @@ import anyio
 import anyio.abc
 import structlog
 
-from space.core.errors import GuestUnreachable, SpaceError
+from space.core.errors import GuestUnreachable, SpaceError, Unavailable
 from space.core.ids import ProcessId
 from space.core.node import Exit, MachineRef
 from space.core.ports import Clock, Machine, ProcessOrder, SessionStatus
@@ -128,7 +128,7 @@ class LiveMachine:
         journal, session = self._sessions.open(self.ref, order)
         if session is not None and not session.began.is_set():
             # In a task of the machine's: a caller who leaves must not keep the answer from being written down.
-            failure: list[GuestUnreachable] = []
+            failure: list[Unavailable] = []
             done = asyncio.Event()
             if self._tasks is None:
                 raise GuestUnreachable(f"the machine of {self.ref.sandbox_id} has ended")
@@ -142,12 +142,12 @@ class LiveMachine:
         return journal.status()
 
     async def _spawn(
-        self, session: Session, order: ProcessOrder, failure: list[GuestUnreachable], done: asyncio.Event
+        self, session: Session, order: ProcessOrder, failure: list[Unavailable], done: asyncio.Event
     ) -> None:
         try:
             guest = await self.guest()
             await self._sessions.spawn(session, order, guest, self.record.env, self.record.default_user)
-        except GuestUnreachable as error:
+        except Unavailable as error:
             failure.append(error)
         finally:
             done.set()

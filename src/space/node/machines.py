@@ -150,20 +150,7 @@ class Machines:
         failpoint("ensure.after_generation")
         slot = await parts.slots.claim(disk_mib=order.resources.disk_mib)
         record = MachineRecord.make(self._directory, order, slot, template)
-        machine: Machine | None = None
-        try:
-            await anyio.to_thread.run_sync(record.write_intent)
-            failpoint("ensure.after_intent")
-            with anyio.CancelScope(shield=True):  # a start that is cut off half way would have to be searched for
-                machine = await runtime.start(self._spec(record))
-            failpoint("ensure.after_start")
-            await anyio.to_thread.run_sync(record.write_handle, machine.handle)
-            failpoint("ensure.after_handle")
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._discard(record, machine)
-            raise
-        live = self._adopt(record, machine)
+        live = self._adopt(record, await self._start(record, runtime))
         try:
             await self._await_agent(live)
         except BaseException:
@@ -174,6 +161,23 @@ class Machines:
         await parts.generations.record(ref, Phase.UP)
         seconds = round(parts.clock.monotonic() - started, 4)
         log.info("machine.started", machine=ref.machine_id, runtime=order.runtime, seconds=seconds)
+
+    async def _start(self, record: MachineRecord, runtime: Runtime) -> Machine:
+        """Start the machine of a record, or leave nothing."""
+        machine: Machine | None = None
+        try:
+            await anyio.to_thread.run_sync(record.write_intent)
+            failpoint("ensure.after_intent")
+            with anyio.CancelScope(shield=True):  # a start that is cut off half way would have to be searched for
+                machine = await runtime.start(self._spec(record))
+            failpoint("ensure.after_start")
+            await anyio.to_thread.run_sync(record.write_handle, machine.handle)
+            failpoint("ensure.after_handle")
+            return machine
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._discard(record, machine)
+            raise
 
     def _spec(self, record: MachineRecord) -> MachineSpec:
         return record.spec(agent_dir=self._parts.settings.agent_dir, agent_port=self._parts.settings.agent_port)

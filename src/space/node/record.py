@@ -62,6 +62,7 @@ class MachineRecord:
             token=self.token,
             agent_port=agent_port,
             state_dir=self.directory / "runtime",
+            default_user=self.default_user,
         )
 
     def write_intent(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from space.core.errors import FailedPrecondition
+from space.core.errors import FailedPrecondition, InvalidRequest, NotFound, PayloadTooLarge
 from space.core.ids import ProcessId
 from space.core.journal import RecordKind
 from space.core.node import MachineRef
@@ -87,16 +87,15 @@ class Sessions:
     async def spawn(
         self, session: Session, order: ProcessOrder, guest: Guest, env: Mapping[str, str], user: str
     ) -> None:
-        """Start the process, or find that it runs, and say so in the journal; raises `GuestUnreachable`."""
+        """Start the process, or find that it runs, and say so in the journal; raises `Unavailable`."""
         failpoint("process.before_spawn")
+        offsets = _offsets(session.journal)
         try:
-            os_pid = await guest.spawn(order.process_id, order.spec, env=env, default_user=user)
-        except SpawnFailed as failure:
-            await self._end(
-                session,
-                RecordKind.PROCESS_EXITED,
-                {"exit_code": failure.exit_code, "signal": None, "reason": f"spawn_failed: {failure}"},
-            )
+            os_pid = await guest.spawn(order.process_id, order.spec, env=env, default_user=user, offsets=offsets)
+        except (SpawnFailed, InvalidRequest, PayloadTooLarge) as failure:
+            exit_code = failure.exit_code if isinstance(failure, SpawnFailed) else 126
+            body = {"exit_code": exit_code, "signal": None, "reason": f"spawn_failed: {failure}"}
+            await self._end(session, RecordKind.PROCESS_EXITED, body)
             return
         failpoint("process.after_spawn")
         await self._begin(session, os_pid)
@@ -142,25 +141,24 @@ class Sessions:
             await session.journal.append_output(kind, event.offset, event.data)
             return
         failpoint("process.before_exit")
-        await self._end(
-            session,
-            RecordKind.PROCESS_EXITED,
-            {"exit_code": event.exit_code, "signal": event.signal, "reason": event.reason},
-        )
+        if event.exit_code is None and event.signal is None:  # the agent cannot tell how it ended: nobody invents it
+            await self._end(session, RecordKind.SANDBOX_LOST, {"reason": "process_lost"})
+            return
+        body = {"exit_code": event.exit_code, "signal": event.signal, "reason": event.reason}
+        await self._end(session, RecordKind.PROCESS_EXITED, body)
 
     async def resume(self, ref: MachineRef, guest: Guest) -> None:
         """After a reconnect, have the agent send what the journals lack."""
-        running = {status.process_id: status for status in await guest.processes()}
         for process_id, session in list(self._open.get(ref, {}).items()):
-            status = running.get(process_id)
-            if status is not None:
-                await self._begin(session, status.os_pid)
-                stdout, stderr, pty = session.journal.written
-                offsets = {"pty": pty} if session.journal.head.is_pty else {"stdout": stdout, "stderr": stderr}
-                await guest.attach(process_id, offsets=offsets)
-            elif session.journal.has_started:
-                # The agent must remember it until told to forget, which happens after its end was written.
-                await self._end(session, RecordKind.SANDBOX_LOST, {"reason": "process_unknown"})
+            try:
+                os_pid = await guest.attach(process_id, offsets=_offsets(session.journal))
+            except (NotFound, FailedPrecondition) as error:
+                if session.journal.has_started:
+                    # An agent remembers a process, and its output, until told that both are in the journal.
+                    log.error("process.vanished", process=process_id, error=error.message)
+                    await self._end(session, RecordKind.SANDBOX_LOST, {"reason": "process_lost"})
+            else:
+                await self._begin(session, os_pid)
 
     async def lost(self, ref: MachineRef, reason: str) -> None:
         """Close every open session of a machine that is no more."""
@@ -181,3 +179,9 @@ class Sessions:
         if not session.journal.has_started:
             raise FailedPrecondition(f"process {process_id} has not started yet")
         return True
+
+
+def _offsets(journal: Journal) -> Mapping[str, int]:
+    """Return how much of each of its streams the journal has."""
+    stdout, stderr, pty = journal.written
+    return {"pty": pty} if journal.head.is_pty else {"stdout": stdout, "stderr": stderr}

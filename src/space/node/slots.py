@@ -42,7 +42,7 @@ class Networks(Protocol):
     """`space.host.network.Network`."""
 
     async def open(self) -> None: ...
-    async def prepare(self, n: int) -> None: ...
+    async def prepare(self, count: int) -> None: ...
     async def claim(self) -> SlotNetwork: ...
     async def release(self, index: int) -> None: ...
     async def sweep(self, keep: Collection[int]) -> Sequence[int]: ...
@@ -87,6 +87,7 @@ class Slots:
         self._wanted = asyncio.Event()
         self._gate = asyncio.Lock()
         self._busy = 0
+        self._has_doubts = True  #: whether a network may be left that belongs to no slot
 
     async def restore(self, claimed: Collection[Slot]) -> None:
         """Take over the slots that machines have from an earlier life of the node; tear all others down."""
@@ -101,13 +102,13 @@ class Slots:
                 return
             slots = [*self._claimed.values(), *self._ready]
             indexes = {slot.index for slot in slots}
-            removed = [
-                *await anyio.to_thread.run_sync(self._cgroups.sweep, {slot.cgroup for slot in slots}),
-                *await self._filestores.sweep(indexes),
-                *await self._networks.sweep(indexes),
-            ]
-        if removed:
-            log.info("slots.swept", removed=len(removed))
+            cgroups = await anyio.to_thread.run_sync(self._cgroups.sweep, {slot.cgroup for slot in slots})
+            filestores = await self._filestores.sweep(indexes)
+            if self._has_doubts:
+                await self._networks.sweep(indexes)  # looks at every network, so only when one may be broken
+                self._has_doubts = False
+        if cgroups or filestores:
+            log.warning("slots.swept", cgroups=list(cgroups), filestores=list(filestores))
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[None]:
@@ -116,6 +117,9 @@ class Slots:
             self._busy += 1
         try:
             yield
+        except BaseException:
+            self._has_doubts = True
+            raise
         finally:
             self._busy -= 1
 
