@@ -82,10 +82,10 @@ check_root() {
 
 check_system() {
     local id='' version='' codename=''
-    if [ -r "${SPACE_OS_RELEASE:-/etc/os-release}" ]; then
-        # shellcheck disable=SC1090,SC1091
-        eval "$(. "${SPACE_OS_RELEASE:-/etc/os-release}" && printf 'id=%q version=%q codename=%q' \
-            "${ID:-}" "${VERSION_ID:-}" "${VERSION_CODENAME:-}")"
+    if [ -r /etc/os-release ]; then
+        # In a subshell of its own, since the file sets variables as it likes.
+        # shellcheck disable=SC1091
+        IFS=' ' read -r id version codename < <(. /etc/os-release && echo "${ID:-?} ${VERSION_ID:-?} ${VERSION_CODENAME:-}")
     fi
     [ "$id/$codename" = debian/bookworm ] || die "this is ${id:-an unknown system} ${version:-}${codename:+ ($codename)}; it needs Debian 12 (bookworm)." \
         "Run it on Debian 12, or in a virtual machine of it (not in an unprivileged container)."

@@ -48,14 +48,18 @@ def extra_authorities(configured: Path | None, *, host_directory: Path = HOST_DI
 
 
 def _read(path: Path) -> list[Authority]:
-    found = []
-    for match in _CERTIFICATE.findall(path.read_text(errors="replace")):
-        try:
-            der = ssl.PEM_cert_to_DER_cert(match)
-        except ValueError:
-            continue
-        found.append(Authority(ssl.DER_cert_to_PEM_cert(der)))
-    return found
+    blocks = _CERTIFICATE.findall(path.read_text(errors="replace"))
+    return [
+        Authority(ssl.DER_cert_to_PEM_cert(ssl.PEM_cert_to_DER_cert(pem))) for pem in blocks if _is_certificate(pem)
+    ]
+
+
+def _is_certificate(pem: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem)
+    except (ssl.SSLError, ValueError):
+        return False
+    return True
 
 
 def _unique(authorities: Iterable[Authority]) -> tuple[Authority, ...]:

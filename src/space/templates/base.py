@@ -95,8 +95,11 @@ async def build_base(store: TemplateStore, *, extra_ca: Path | None = None, repo
     if built is not None and built.recipe == recipe.digest:
         return await store.resolve(built.digest)
     _require_room(store.root)
-    report(Progress(step="waiting for another build", fraction=0))
-    async with store.building() as place:
+
+    def waits() -> None:
+        report(Progress(step="waiting for another build", fraction=0))
+
+    async with store.building(on_wait=waits) as place:
         built = store.find(NAME)
         if built is not None and built.recipe == recipe.digest:
             return await store.resolve(built.digest)

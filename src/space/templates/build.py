@@ -57,8 +57,10 @@ def build_and_show(store: TemplateStore, *, extra_ca: Path | None = None) -> Non
     finally:
         display.close()
     if was_built:
-        size_mib = template.size_bytes >> 20
-        print(f"  Building the base template: done in {time.monotonic() - started:.0f} s ({size_mib} MiB)")
+        print(
+            f"  Building the base template: done in {time.monotonic() - started:.0f} s "
+            f"({template.size_bytes >> 20} MiB, {template.digest[:19]}…)"
+        )
 
 
 def main() -> None:

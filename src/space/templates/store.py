@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -111,14 +111,15 @@ class TemplateStore:
         return self._describe(digest) if _DIGEST.fullmatch(digest) else None
 
     @contextlib.asynccontextmanager
-    async def building(self) -> AsyncIterator[Path]:
-        """Hold the builder's lock, waiting for another builder, and yield an empty directory to build in.
+    async def building(self, *, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[Path]:
+        """Hold the builder's lock and yield an empty directory to build in; `on_wait` if another builder has it.
 
         What dead builders left is removed first; the directory is removed at the end unless `publish` took it.
         """
         self._root.mkdir(mode=0o755, parents=True, exist_ok=True)
         with (self._root / "lock").open("a") as lock:
-            while not _try_lock(lock.fileno()):  # noqa: ASYNC110 - another process holds it
+            while not _try_lock(lock.fileno()):
+                on_wait()
                 await asyncio.sleep(_LOCK_POLL_SECONDS)
             builds = self._root / "build"
             await asyncio.to_thread(shutil.rmtree, builds, ignore_errors=True)
