@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from space.core.errors import Unavailable
+from space.host.failpoint import failpoint
 from space.storage.sql.faults import typed
 
 T = TypeVar("T")
@@ -118,7 +119,9 @@ class Writer:
             connection.execute("BEGIN IMMEDIATE")
             for job in group:
                 self._run_job(connection, job)
+            failpoint("store.before_commit")
             connection.execute("COMMIT")
+            failpoint("store.after_commit")
         except Exception as error:
             failure = typed(error, self._path) if isinstance(error, sqlite3.Error) else error
             for job in group:
