@@ -1,1 +1,1 @@
-"""What a node serves: command streams."""
+"""The data plane: command streams to whoever holds a session's token."""

@@ -1,1 +1,1 @@
-"""The native API."""
+"""The native API under `/v1`: one file an aggregate, its forms in `schemas/`."""

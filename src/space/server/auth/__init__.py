@@ -1,0 +1,1 @@
+"""`/auth/v1`: logins, tokens, users."""

@@ -1,0 +1,131 @@
+"""From the core's dataclasses to the wire: dictionaries for orjson."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from space.core.command import Process
+from space.core.event import AuditEntry, Event
+from space.core.file import FileInfo
+from space.core.operation import Operation
+from space.core.sandbox import Sandbox
+
+DENY_EVERYTHING: Mapping[str, Any] = {
+    "version": 1,
+    "default_action": "deny",
+    "allow": [],
+    "deny": [],
+    "tls_interception": {"enabled": False, "exempt": []},
+    "credential_rules": [],
+    "limits": {"connections": 512, "egress_mib": None},
+}
+
+
+def sandbox(row: Sandbox) -> dict[str, Any]:
+    life = row.auto_lifecycle
+    return {
+        "id": row.id,
+        "state": row.shown_state,
+        "template": {"name": row.template, "digest": row.template_digest},
+        "runtime": row.runtime,
+        "resources": {
+            "vcpus": row.resources.vcpus,
+            "memory_mib": row.resources.memory_mib,
+            "disk_mib": row.resources.disk_mib,
+        },
+        "env_keys": sorted(row.env),
+        "metadata": dict(row.metadata),
+        "network_policy": DENY_EVERYTHING,
+        "egress_profile": None,
+        "auto_lifecycle": {
+            "idle_seconds": life.idle_seconds,
+            "on_idle": life.on_idle,
+            "max_lifetime_seconds": life.max_lifetime_seconds,
+            "wake_on_request": life.wake_on_request,
+        },
+        "secure_ports": row.secure_ports,
+        "node_id": row.node_id,
+        "generation": row.generation,
+        "operation_id": row.held_by,
+        "reason": row.reason,
+        "created_at": row.created_at,
+        "started_at": row.started_at,
+        "last_active_at": row.last_active_at,
+        "expires_at": row.expires_at,
+        "ports_domain": None,
+        "restorable": row.restorable,
+    }
+
+
+def operation(row: Operation) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "kind": row.kind,
+        "sandbox_id": row.sandbox_id,
+        "status": row.status,
+        "step": row.step,
+        "progress": None,
+        "error": dict(row.error) if row.error is not None else None,
+        "created_at": row.created_at,
+        "started_at": row.started_at,
+        "finished_at": row.finished_at,
+    }
+
+
+def process(row: Process) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "session_id": row.session_id,
+        "sandbox_id": row.sandbox_id,
+        "os_pid": row.os_pid,
+        "argv": row.spec.argv,
+        "state": row.state,
+        "exit_code": row.exit_code,
+        "signal": row.signal,
+        "reason": row.reason,
+        "stdout_bytes": row.stdout_bytes,
+        "stderr_bytes": row.stderr_bytes,
+        "created_at": row.created_at,
+        "started_at": row.started_at,
+        "exited_at": row.exited_at,
+    }
+
+
+def event(row: Event) -> dict[str, Any]:
+    return {"seq": row.seq, "type": row.type, "operation_id": row.operation_id, "data": dict(row.data), "at": row.at}
+
+
+def file(info: FileInfo) -> dict[str, Any]:
+    return {
+        "path": info.path,
+        "type": info.type,
+        "size": info.size,
+        "mode": f"{info.mode & 0o7777:04o}",
+        "user": info.user,
+        "group": info.group,
+        "modified_at": info.modified_at,
+        "target": info.target,
+        "etag": info.etag,
+    }
+
+
+def audit_entry(row: AuditEntry) -> dict[str, Any]:
+    return {
+        "seq": row.seq,
+        "project_id": row.project_id,
+        "principal": row.principal,
+        "action": row.action,
+        "target": row.target,
+        "outcome": row.outcome,
+        "request_id": row.request_id,
+        "address": row.address,
+        "details": dict(row.details),
+        "at": row.at,
+    }
+
+
+def output(data: bytes, encoding: str) -> str:
+    """Write output as a JSON string: exactly, or readable."""
+    if encoding == "base64":
+        return base64.b64encode(data).decode("ascii")
+    return data.decode("utf-8", errors="replace")
