@@ -82,13 +82,13 @@ class Machines:
         return sum(order.resources.memory_mib for order in orders.values())
 
     def report(self) -> Mapping[SandboxId, int]:
-        return {sandbox_id: live.ref.generation for sandbox_id, live in self._live.items()}
+        return {sandbox_id: live.ref.generation for sandbox_id, live in self._live.items() if not live.has_exited}
 
     def get(self, ref: MachineRef) -> LiveMachine:
         """Return a machine that runs; raises `StaleGeneration` or `NotFound`."""
         self._parts.generations.check(ref)
         live = self._live.get(ref.sandbox_id)
-        if live is None or live.ref != ref or live.ended.is_set():
+        if live is None or live.ref != ref or live.has_exited:
             raise NotFound(f"no machine of {ref.sandbox_id} in generation {ref.generation} runs on this node")
         return live
 
