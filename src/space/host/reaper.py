@@ -64,9 +64,20 @@ def collect(pid: int) -> int | None:
         result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
     except ChildProcessError:
         return None
-    if result is None:
+    return None if result is None else _status(result)
+
+
+def collect_by_pidfd(pidfd: int) -> int | None:
+    """As `collect`, for a process whose pid may by now belong to another."""
+    try:
+        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
         return None
-    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+    return None if result is None else _status(result)
+
+
+def _status(result: os.waitid_result) -> int:
+    return int(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
 
 
 def zombie_children() -> list[int]:

@@ -18,7 +18,7 @@ class Found:
     pid: int
     start_time: int
     machine_id: str | None
-    is_sentry: bool
+    kind: str  #: `SENTRY`, `GOFER`, or `COMMAND` for a call of runsc and what else it started
     cgroup: str | None  #: below the memory controller, or of v2
 
 
@@ -33,7 +33,12 @@ def processes(root: Path) -> Iterator[Found]:
                 pid = int(entry.name)
                 start_time = start_time_of(pid)
                 if start_time is not None:
-                    yield Found(pid, start_time, _machine_id(argv), argv[0].endswith(SENTRY.encode()), _cgroup(entry))
+                    yield Found(pid, start_time, _machine_id(argv), _kind(argv[0]), _cgroup(entry))
+
+
+def _kind(program: bytes) -> str:
+    name = program.decode(errors="replace").rpartition("/")[2]
+    return name if name in (SENTRY, GOFER) else COMMAND
 
 
 def _machine_id(argv: list[bytes]) -> str | None:

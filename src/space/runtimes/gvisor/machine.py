@@ -13,7 +13,7 @@ from space.core.node import Exit, MachineHandle, MachineSpec
 from space.host import netns
 from space.host.cgroup import Cgroups
 from space.host.process import ProcessFailed, pidfd_exited, process_is
-from space.host.reaper import collect, owned
+from space.host.reaper import collect, collect_by_pidfd, owned
 from space.host.stream import SocketStream
 from space.runtimes.gvisor.command import Runsc
 
@@ -99,14 +99,15 @@ class GVisorMachine:
             await pidfd_exited(self._pidfd)
         if self._exit is None:
             self._exit = self._find_reason()
-            if self._pidfd is not None:
-                os.close(self._pidfd)
-                self._pidfd = None
         return self._exit
 
     def _find_reason(self) -> Exit:
         """Tell why it ended; the status is known only while this process is the sentry's parent or adopted it."""
-        status = collect(self._handle.pid)
+        status = None
+        if self._pidfd is not None:
+            status = collect_by_pidfd(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
         owned.discard(self._handle.pid)
         if self._is_stopping:
             return Exit(reason="stopped", code=status)

@@ -68,12 +68,26 @@ class GVisor:
                 running = self._machines.get(spec.machine_id)
                 if running is not None and not running.has_ended:
                     return running
-                async with self._places:
-                    machine = await self._start(spec)
+                machine = await asyncio.to_thread(self._find, spec)
+                if machine is None:
+                    async with self._places:
+                        machine = await self._start(spec)
                 self._machines[spec.machine_id] = machine
                 return machine
             finally:
                 self._starting.pop(spec.machine_id, None)
+
+    def _find(self, spec: MachineSpec) -> GVisorMachine | None:
+        """Return the machine if an earlier process of the node got it to run; else remove what there is of it."""
+        processes = [each for each in found.processes(self._runsc.root) if each.machine_id == spec.machine_id]
+        if not processes and not self._runsc.files_of(spec.machine_id):
+            return None
+        is_starting = any(process.kind == found.COMMAND for process in processes)
+        if not is_starting and any(process.kind == found.SENTRY for process in processes):
+            with contextlib.suppress(OSError, ValueError, KeyError, ProcessFailed):
+                return GVisorMachine(self._handle(spec), spec, runsc=self._runsc, cgroups=self._cgroups)
+        self._remove_half_built(spec)
+        return None
 
     async def _start(self, spec: MachineSpec) -> GVisorMachine:
         self._runsc.root.mkdir(mode=0o700, parents=True, exist_ok=True)
