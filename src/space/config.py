@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     """Largest JSON body in MiB; file uploads are streams and have no limit but the disk."""
 
     session_token_seconds: int = Field(default=300, ge=1)
-    """Life of a command session's token, as published for SPACE 0.8.0."""
+    """Life in seconds of the token with which one command session's stream is read."""
 
     login_hours: int = Field(default=12, ge=1)
     """Life of a login session."""
@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     """Runtime for sandboxes that name none; default: the best that works here."""
 
     lease_seconds: float = Field(default=15, gt=0)
-    """Life of an operation's lease; a worker renews it at a third of this (engine.md §3)."""
+    """Life of an operation's lease; a worker renews it at a third of this."""
 
     create_deadline_seconds: float = Field(default=60, gt=0)
     """How long a machine may take to answer before its create fails."""
@@ -82,6 +82,7 @@ class Settings(BaseSettings):
     """`json`, `pretty`, or `auto`: pretty on a terminal."""
 
     log_level: str = "info"
+    """Least serious event that is logged: `debug`, `info`, `warning` or `error`."""
 
     extra_ca: Path | None = None
     """PEM file of additional CAs for templates; default: those that the host added."""

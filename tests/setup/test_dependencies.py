@@ -49,7 +49,13 @@ def undeclared(folder: Path, *extras: str) -> set[str]:
 
 
 def test_everything_imported_is_declared() -> None:
-    assert undeclared(ROOT / "src", "server", "node") == set()
+    assert undeclared(ROOT / "src", "server", "node", "testing") == set()
+
+
+def test_what_runs_in_production_needs_no_test_tools() -> None:
+    for folder in (ROOT / "src/space").iterdir():
+        if folder.is_dir() and folder.name != "testing":
+            assert undeclared(folder, "server", "node") == set()
 
 
 def test_the_sdk_needs_what_a_plain_install_brings() -> None:

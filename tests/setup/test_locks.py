@@ -25,7 +25,7 @@ def pinned(lock: str) -> dict[str, str]:
 
 def required(*groups: str) -> list[Requirement]:
     project = PYPROJECT["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in ("server", "node", "all"))]
     lists += [PYPROJECT["dependency-groups"][group] for group in groups]
     found = [Requirement(line) for lines in lists for line in lines]
     return [requirement for requirement in found if requirement.name != project["name"]]
