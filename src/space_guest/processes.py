@@ -168,7 +168,7 @@ class RunningProcess:
             **self._owner.env,
             **order.env,
         }
-        cwd = order.cwd or (user.home if os.path.isdir(user.home) else "/")
+        cwd = [order.cwd] if order.cwd else [user.home, "/"]
         spawner = self._owner.spawners.of(user)
         theirs = self._open_terminal(user, order.pty) if order.pty else self._open_pipes()
         try:
@@ -176,7 +176,7 @@ class RunningProcess:
                 self,
                 [item.encode("utf-8", "surrogateescape") for item in order.argv],
                 {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in env.items()},
-                cwd.encode("utf-8", "surrogateescape"),
+                [item.encode("utf-8", "surrogateescape") for item in cwd],
                 theirs,
                 is_terminal=order.pty is not None,
             )

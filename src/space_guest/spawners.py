@@ -112,7 +112,7 @@ class _Spawner:
         order: Order,
         argv: list[bytes],
         env: dict[bytes, bytes],
-        cwd: bytes,
+        cwd: list[bytes],
         fds: tuple[int, ...],
         *,
         is_terminal: bool,
