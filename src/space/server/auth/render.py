@@ -6,6 +6,7 @@ from space.core.account import Token, User
 
 
 def user(row: User) -> dict[str, Any]:
+    """Show a user."""
     return {
         "id": row.id,
         "email": row.email,
@@ -16,10 +17,12 @@ def user(row: User) -> dict[str, Any]:
 
 
 def login_user(row: User) -> dict[str, Any]:
+    """Show who logged in."""
     return {"id": row.id, "email": row.email, "role": row.role}
 
 
 def token(row: Token) -> dict[str, Any]:
+    """Show a token, without its secret."""
     return {
         "id": row.id,
         "name": row.name,

@@ -92,5 +92,5 @@ class Follower:
                 await send({"type": "http.response.body", "body": self._framing.keep_alive, "more_body": True})
 
     async def _watch_right(self) -> None:
-        while not await self._is_revoked():
+        while not await self._is_revoked():  # noqa: ASYNC110 - another process may take the right away
             await asyncio.sleep(REVOCATION_SECONDS)

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from space.control.commands import ExecResult, SessionSecret
+from space.control.exec_result import ExecResult
 from space.control.idempotency import Linked
+from space.control.secret import SessionSecret
 from space.core.account import Scope
 from space.core.command import Process
 from space.core.errors import Conflict, FailedPrecondition, GuestUnreachable, NotFound
@@ -102,7 +103,9 @@ async def _replay_exec(request: ApiRequest, linked: Linked, arguments: Mapping[s
         id="exec",
         summary="Run a program and answer with its output",
         tag=routes.tag,
-        description="Ends with the program; a caller that goes away kills it, unless an idempotency key lets it return.",
+        description=(
+            "Ends with the program. A caller that goes away kills it, unless its idempotency key lets it come back."
+        ),
         requests={
             "python": PYTHON,
             "bounded": {"shell": "seq 1 1000000", "timeout_seconds": 5, "max_output_bytes": 4096},

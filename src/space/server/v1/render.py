@@ -22,6 +22,7 @@ DENY_EVERYTHING: Mapping[str, Any] = {
 
 
 def sandbox(row: Sandbox) -> dict[str, Any]:
+    """Show a sandbox."""
     life = row.auto_lifecycle
     return {
         "id": row.id,
@@ -58,6 +59,7 @@ def sandbox(row: Sandbox) -> dict[str, Any]:
 
 
 def operation(row: Operation) -> dict[str, Any]:
+    """Show an operation."""
     return {
         "id": row.id,
         "kind": row.kind,
@@ -73,6 +75,7 @@ def operation(row: Operation) -> dict[str, Any]:
 
 
 def process(row: Process) -> dict[str, Any]:
+    """Show a process."""
     return {
         "id": row.id,
         "session_id": row.session_id,
@@ -92,10 +95,12 @@ def process(row: Process) -> dict[str, Any]:
 
 
 def event(row: Event) -> dict[str, Any]:
+    """Show an entry of a timeline."""
     return {"seq": row.seq, "type": row.type, "operation_id": row.operation_id, "data": dict(row.data), "at": row.at}
 
 
 def file(info: FileInfo) -> dict[str, Any]:
+    """Show what is at a path."""
     return {
         "path": info.path,
         "type": info.type,
@@ -110,6 +115,7 @@ def file(info: FileInfo) -> dict[str, Any]:
 
 
 def audit_entry(row: AuditEntry) -> dict[str, Any]:
+    """Show an entry of the audit log."""
     return {
         "seq": row.seq,
         "project_id": row.project_id,

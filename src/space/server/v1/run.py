@@ -67,7 +67,7 @@ async def run(request: ApiRequest, body: forms.Run) -> Response:
     require_supported(body.sandbox)
     wanted = RunRequest(
         sandbox=body.sandbox.to_core(),
-        command=body.command.to_core(start_now=True),
+        command=body.command.to_core(start_now=False),
         files_in=[FileIn(path=file.path, data=file.data, mode=_mode(file)) for file in body.files_in],
         files_out=body.files_out,
         max_output_bytes=body.command.max_output_bytes,
