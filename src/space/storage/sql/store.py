@@ -1,5 +1,6 @@
 """`core.store.Store` over SQLite: opens the file, owns the writer thread and the reading connection."""
 
+import contextlib
 import fcntl
 import os
 import sqlite3
@@ -61,6 +62,7 @@ def open_store(path: Path) -> SqlStore:
     lock = _lock(path)
     writing = reading = None
     try:
+        _create_private(path)
         writing = _connect(path, _WRITER_PATIENCE_MS)
         writing.execute("PRAGMA journal_mode = WAL")
         writing.execute("PRAGMA synchronous = FULL")  # with NORMAL an acknowledged change can vanish with the power
@@ -89,6 +91,14 @@ def _connect(path: Path, patience_ms: int) -> sqlite3.Connection:
     return connection
 
 
+def _create_private(path: Path) -> None:
+    """Make the file readable by its owner only, before SQLite makes it with the umask; its companions follow it."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise Unavailable(f"cannot open {path}: {error.strerror}; check the data directory") from error
+
+
 def _lock(path: Path) -> int:
     """Take the lock that makes this process the only server of the data directory; it ends with the process."""
     try:
@@ -104,8 +114,9 @@ def _lock(path: Path) -> int:
             f"another SPACE server (pid {holder}) uses {path.parent}; "
             "stop it, or set SPACE_DATA_DIR to another directory"
         ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # for people only: a full disk is reported where it matters
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
 
 
