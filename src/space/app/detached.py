@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 from space.app import data_dir
-from space.app.up import NAME, SOURCE_ROOT, first_password
+from space.app.own_process import NAME, SOURCE_ROOT, first_password
 from space.config import Settings
 from space.core.errors import SpaceError
 from space.host.daemon import (
-    ProcessFile,
     build_fingerprint,
     detach,
     read_process_file,
@@ -19,7 +18,7 @@ from space.host.daemon import (
     start_time_of,
     stop_process,
 )
-from space.storage.sql.schema import check_file
+from space.storage.sql.revision import check_file
 
 READY_SECONDS = 60
 
@@ -107,6 +106,3 @@ def _tail(log: Path) -> str:
 def _fail(message: str) -> int:
     print(f"space up: {message}", file=sys.stderr)
     return 1
-
-
-__all__ = ["ProcessFile", "start_detached", "stop"]

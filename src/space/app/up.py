@@ -7,14 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import structlog
 
-import space
 from space.app import data_dir
 from space.app.compose import build_control, build_node
 from space.app.listener import Listener, listen, url_of
+from space.app.own_process import NAME, SOURCE_ROOT, first_password
 from space.config import Settings
 from space.core.errors import SpaceError
 from space.host.clock import SystemClock
@@ -22,16 +21,14 @@ from space.host.daemon import build_fingerprint, remove_process_file, write_proc
 from space.host.instance import Instance
 from space.host.reaper import Reaper
 from space.sdk.settings import read_cli_file, write_cli_file
-from space.server import create_api, create_data_plane
+from space.server.api import create_api
+from space.server.dataplane.app import create_data_plane
 from space.storage.sql.store import open_store
 from space.telemetry import configure_logging
 from space.templates.agent import build_agent_dir
 from space.templates.store import TemplateStore
 
 log = structlog.get_logger(__name__)
-
-NAME = "up"
-SOURCE_ROOT = Path(space.__file__).parent.parent
 
 
 def run_up(settings: Settings) -> int:
@@ -137,8 +134,3 @@ def _announce(api_url: str, email: str, password: str | None) -> None:
             pipe.write(message)
     elif password is not None:
         print(first_password(email, password), file=sys.stderr, flush=True)
-
-
-def first_password(email: str, password: str) -> str:
-    """Return the sentence that shows the first administrator's password, once."""
-    return f"  First start: the administrator is {email}, password {password}\n  It is shown only now; keep it."

@@ -21,7 +21,7 @@ def doctor(
 
     Exit code 1 if no runtime works.
     """
-    from space.app import doctor as examine
+    from space.app.doctor import doctor as examine
 
     rows = examine()
     if as_json or output is Format.JSON:

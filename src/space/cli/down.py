@@ -10,7 +10,7 @@ def register(app: typer.Typer) -> None:
 
 def down() -> None:
     """Stop the server that `space up` started. Sandboxes run on and are found again by the next `space up`."""
-    from space.app import stop
+    from space.app.detached import stop
     from space.config import Settings
 
     raise typer.Exit(stop(Settings()))

@@ -14,7 +14,10 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the server answers.")] = False,
 ) -> None:
     """Start SPACE on this machine: API, node and data plane in one process. Needs root."""
-    from space.app import run_up, start_detached
     from space.config import Settings
 
-    raise typer.Exit((start_detached if detach else run_up)(Settings()))
+    if detach:
+        from space.app.detached import start_detached as start
+    else:
+        from space.app.up import run_up as start
+    raise typer.Exit(start(Settings()))

@@ -77,7 +77,7 @@ class FileStores:
         if self._is_open:
             return
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not self.directory.is_mount():
+        if not _is_mount_point(self.directory):
             linux.mount(str(self.directory), self.directory, flags=linux.MS_BIND)
         linux.mount("", self.directory, flags=linux.MS_PRIVATE)
         linux.mount("", self.directory, flags=linux.MS_SHARED)
@@ -115,6 +115,12 @@ class FileStores:
         finally:
             os.close(image)
         (target / "lost+found").rmdir()
+
+
+def _is_mount_point(path: Path) -> bool:
+    """Whether something is mounted there, a bind of the same filesystem included, which `Path.is_mount` cannot see."""
+    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return str(path.resolve()).replace(" ", "\\040") in points
 
 
 def copy_sparse(source: int, target: int) -> None:
