@@ -163,12 +163,13 @@ class World:
     def data_dir(self) -> Path:
         return self.directory / "data"
 
-    def template(self) -> Template:
+    @staticmethod
+    def template_at(rootfs: Path) -> Template:
         return Template(
             name="base",
             tag="latest",
             digest=DIGEST,
-            rootfs=self.rootfs,
+            rootfs=rootfs,
             user="root",
             env={"FROM_TEMPLATE": "1"},
             created_at=datetime(2026, 1, 1, tzinfo=UTC),
@@ -190,7 +191,7 @@ class World:
             node_id=NodeId("nod" + "0" * 26),
             settings=settings,
             runtimes={"fake": LocalRuntime(self.host, self.agents)},
-            templates=FakeTemplates(self.template()),
+            templates=FakeTemplates(self.template_at(self.rootfs)),
             slots=slots,
             clock=WallClock(),
         )
@@ -245,6 +246,13 @@ async def read(node: Node, session_id: SessionId, *, start: int = 0) -> list[Jou
 
 def output(records: Sequence[JournalRecord | Trimmed], kind: RecordKind = RecordKind.STDOUT) -> bytes:
     return b"".join(r.payload for r in records if isinstance(r, JournalRecord) and r.kind is kind)
+
+
+async def eventually(is_so: Callable[[], bool], *, seconds: float = 5) -> None:
+    """Wait until something is so that nobody tells of."""
+    with anyio.fail_after(seconds):
+        while not is_so():  # noqa: ASYNC110
+            await anyio.sleep(0.01)
 
 
 async def observed(node: Node, count: int) -> list[MachineExited | SessionStatus]:

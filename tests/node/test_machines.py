@@ -4,7 +4,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.node.harness import World, observed, order, read, shell
+from tests.node.harness import World, eventually, observed, order, read, shell
 
 from space.core.errors import CapacityUnavailable, NotFound, RuntimeFailed, StaleGeneration, Unsupported
 from space.core.node import MachineRef
@@ -21,9 +21,7 @@ def leftovers(world: World) -> list[str]:
 
 async def nothing_left(world: World) -> None:
     """Wait until the clean-up in the background is done."""
-    with anyio.fail_after(5):
-        while leftovers(world):
-            await anyio.sleep(0.01)
+    await eventually(lambda: not leftovers(world))
 
 
 async def test_ensuring_twice_starts_one_machine(world: World) -> None:
@@ -159,8 +157,7 @@ async def test_a_machine_that_dies_while_it_boots_fails_the_start_at_once(world:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ensure)
-            while machine.ref.machine_id not in world.host.machines:
-                await anyio.sleep(0.01)
+            await eventually(lambda: machine.ref.machine_id in world.host.machines)
             world.host.exit(machine.ref.machine_id)
         assert leftovers(world) == []
 
@@ -285,9 +282,7 @@ async def test_the_sweep_removes_what_belongs_to_no_machine(world: World) -> Non
         (world.directory / "filestores/77").mkdir()
         running = world.host.machines[machine.ref.machine_id]
         world.host.machines[stranger.ref.machine_id] = replace(running, ended=asyncio.Event(), serving={})
-        with anyio.fail_after(5):
-            while leftovers(world) != [machine.ref.machine_id] * 3 or world.cgroups.existing:
-                await anyio.sleep(0.05)
+        await eventually(lambda: leftovers(world) == [machine.ref.machine_id] * 3 and not world.cgroups.existing)
         assert not (world.directory / "filestores/77").exists()
         status = await node.start_process(machine.ref, shell("true"))
         assert status.os_pid

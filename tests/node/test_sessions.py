@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from tests.node.harness import World, command, observed, order, output, read, shell
+from tests.node.harness import World, command, eventually, observed, order, output, read, shell
 
 from space.core.command import Pty
 from space.core.errors import Conflict, FailedPrecondition, GuestUnreachable, InvalidRequest, NotFound
@@ -182,9 +182,9 @@ async def test_an_ended_journal_is_read_after_a_restart_and_goes_when_its_time_i
     async with world.running() as node:
         assert output(await read(node, process.session_id)) == b"hello\n"
     async with world.running(journal_keep_hours=0, sweep_seconds=0.05) as node:
-        with anyio.fail_after(5):
-            while await node.session_status(process.session_id) is not None:
-                await anyio.sleep(0.05)
+        journal = world.data_dir / "journals" / process.session_id
+        await eventually(lambda: not journal.exists())
+        assert await node.session_status(process.session_id) is None
 
 
 async def test_many_commands_at_once_keep_their_output_apart(world: World) -> None:

@@ -20,6 +20,7 @@ from space.core.ids import SandboxId
 from space.core.node import MachineHandle, MachineOrder, MachineRef, MachineSpec, Slot
 from space.core.sandbox import Resources
 from space.core.template import Template
+from space.host.failpoint import failpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,7 @@ class MachineRecord:
 
     def write_intent(self) -> None:
         self.directory.mkdir(mode=0o700)
+        failpoint("record.after_directory")
         (self.directory / "runtime").mkdir(mode=0o700)
         _write(self.directory / "token", self.token)
         intent = {
@@ -83,9 +85,9 @@ class MachineRecord:
         _write(self.directory / "handle.json", json.dumps(asdict(handle)))
 
     def remove(self) -> None:
-        """Forget the machine; the intent goes last, so that a crash here is repaired like one while building."""
-        for name in ("handle.json", "runtime", "token"):
-            remove_tree(self.directory / name)
+        """Forget the machine; the handle goes first, so that a crash here is repaired like one while building."""
+        remove_tree(self.directory / "handle.json")
+        failpoint("record.after_handle")
         remove_tree(self.directory)
 
     @classmethod

@@ -16,6 +16,10 @@ pytestmark = pytest.mark.anyio
 LIMIT = 4 << 30
 
 
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 async def read(journal: Journal, start: int = 0) -> list[JournalRecord | Trimmed]:
     return [record async for record in read_journal(journal, start, follow=False)]
 
@@ -76,11 +80,11 @@ async def test_the_status_is_the_same_after_opening_again(journal: Journal) -> N
 
 
 async def test_an_ended_journal_keeps_no_descriptor(journal: Journal) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors()
     await journal.append_event(RecordKind.PROCESS_EXITED, {"exit_code": 0})
-    assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
+    assert descriptors() == before - 1
     Journal.open(journal.path, limit_bytes=LIMIT)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
+    assert descriptors() == before - 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\0\0", bytes(5000), b"\x80\0\0\0\x02" + bytes(8) + b"{}"])
