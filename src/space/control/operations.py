@@ -44,6 +44,7 @@ log = structlog.get_logger()
 _FINAL = (InvalidRequest, NotFound, Unsupported, PermissionDenied, FailedPrecondition, DeadlineExceeded)
 _BACKSTOP_SECONDS = 5.0  # a waiter reads the row this often even if nobody wakes it
 _MAX_DRIVEN = 64  # operations that a worker claims to drive at once; its own server's calls come on top
+_MAX_CLAIMS = 10  # servers that may die over an operation before it fails
 _REMOVE_SECONDS = 15.0  # for clearing up after a failed start; the reconciler repairs what this leaves
 
 
@@ -211,6 +212,8 @@ class Worker:
         sandbox = await self._store.sandboxes.find(operation.sandbox_id)
         if sandbox is None:
             raise StaleVersion(f"the sandbox of operation {operation.id} is gone")
+        if operation.attempt > _MAX_CLAIMS and operation.kind is not Kind.DELETE:
+            return await self._failed(operation, DeadlineExceeded("every server that drove this died of it"))
         context = StepContext(sandbox=sandbox, operation=operation, node=self._node)
         steps = self._steps.get(operation.kind, ())
         for step in _remaining(steps, operation.step):
