@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 class EagerNode(FakeNode):
     """Runs `script` as soon as a process has started."""
 
-    script: Callable[["EagerNode", str], None] = lambda node, session_id: node.exit_process(session_id, 0)  # noqa: E731
+    script: Callable[["EagerNode", str], None] = lambda node, session_id: node.exit_process(session_id, 0)
 
     async def start_process(self, ref, order):  # type: ignore[no-untyped-def]
         status = await super().start_process(ref, order)
@@ -32,14 +32,14 @@ def node_that(script: Callable[[FakeNode, str], None]) -> FakeNode:
 
 async def started(parts: CommandPlane) -> str:
     async with asyncio.timeout(5):
-        while not parts.plane.node.sessions:
+        while not parts.plane.node.sessions:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return next(iter(parts.plane.node.sessions))
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(5):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

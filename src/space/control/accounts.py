@@ -91,7 +91,7 @@ class Accounts:
             Unauthenticated: unknown, disabled or wrong: the same answer after the same work.
             LimitExceeded: too many failures from this address or for this account.
         """
-        email = email.strip().casefold()[: MAX_EMAIL + 1]
+        email = email[: 2 * MAX_EMAIL].strip().casefold().encode(errors="replace").decode()[: MAX_EMAIL + 1]
         attempt = self._attempts.begin(address=address, account=email)
         found = await self._store.accounts.find_login(email)
         is_right = await self._passwords.verify(password, found[1] if found is not None else None)

@@ -39,7 +39,7 @@ class Passwords:
 
     def _is_right(self, hashed: str, password: str) -> bool:
         try:
-            return self._HASHER.verify(hashed, password)
+            return self._HASHER.verify(hashed, password.encode(errors="surrogatepass"))
         except (VerificationError, InvalidHashError):
             return False
 

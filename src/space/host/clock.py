@@ -9,7 +9,9 @@ class SystemClock:
     """Time as this host has it."""
 
     def now(self) -> datetime:
-        return datetime.now(UTC)
+        """Return the time in whole milliseconds, as it is stored: what is answered now equals what is read later."""
+        now = datetime.now(UTC)
+        return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
     def monotonic(self) -> float:
         return time.monotonic()
