@@ -1,0 +1,142 @@
+"""What time does to sandboxes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from space.control.activity import Activity
+from space.control.reaper import PRINCIPAL, Reaper
+from space.core.errors import NotFound
+from space.core.lifecycle import State
+from space.core.operation import Status
+from space.core.sandbox import AutoLifecycle, OnIdle
+from space.core.store import AuditFilter
+from space.testing.clock import FakeClock
+from space.testing.control_plane import ControlPlane, a_call, control_plane
+
+pytestmark = pytest.mark.anyio
+
+
+class Timed:
+    """A control plane, its clock, and the reaper under test."""
+
+    def __init__(self, plane: ControlPlane, clock: FakeClock) -> None:
+        self.plane = plane
+        self.clock = clock
+        self.activity = Activity(plane.store, clock)
+        self.reaper = Reaper(plane.store, plane.node, clock, plane.worker, activity=self.activity)
+
+    async def reap(self) -> None:
+        """Do a round, and let what it began end."""
+        await self.reaper.reap()
+        await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def timed(tmp_path: Path) -> AsyncIterator[Timed]:
+    clock = FakeClock()
+    async with control_plane(tmp_path, clock=clock) as plane:
+        yield Timed(plane, clock)
+
+
+async def test_a_sandbox_is_deleted_at_the_end_of_its_lifetime_and_not_before(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=AutoLifecycle(max_lifetime_seconds=60))
+    timed.clock.advance(59)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+    timed.clock.advance(1)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.DELETED
+    assert timed.plane.node.machines == {}
+    page = await timed.plane.store.audit.list(AuditFilter(principal=PRINCIPAL, target=sandbox.id), limit=9, cursor=None)
+    assert [(entry.action, entry.details) for entry in page.items] == [("deleteSandbox", {"reason": "expired"})]
+
+
+async def test_extending_keeps_it(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=AutoLifecycle(max_lifetime_seconds=60))
+    timed.clock.advance(30)
+    await timed.plane.sandboxes.extend(a_call(), sandbox.id, seconds=60)
+    timed.clock.advance(59)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+    timed.clock.advance(1)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.DELETED
+
+
+IDLE = AutoLifecycle(idle_seconds=60, on_idle=OnIdle.DELETE)
+
+
+async def test_an_idle_sandbox_is_deleted_if_it_asked_for_that(timed: Timed) -> None:
+    goes = await timed.plane.running(auto_lifecycle=IDLE)
+    stays = await timed.plane.running(auto_lifecycle=AutoLifecycle(idle_seconds=60, on_idle=OnIdle.NONE))
+    later = await timed.plane.running(auto_lifecycle=AutoLifecycle(idle_seconds=60, on_idle=OnIdle.SUSPEND))
+    timed.clock.advance(60)
+    await timed.reap()
+    states = [(await timed.plane.get(sandbox.id)).state for sandbox in (goes, stays, later)]
+    assert states == [State.DELETED, State.RUNNING, State.RUNNING]
+
+
+async def test_activity_keeps_it_even_before_it_is_written(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=IDLE)
+    timed.clock.advance(60)
+    timed.activity.touch(sandbox.id)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+    await timed.activity.flush()
+    timed.clock.advance(59)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+    timed.clock.advance(1)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.DELETED
+
+
+async def test_deleted_sandboxes_are_forgotten_after_a_day(timed: Timed) -> None:
+    sandbox = await timed.plane.running()
+    delete = await timed.plane.delete(sandbox.id)
+    assert (await timed.plane.ended(delete)).status is Status.SUCCEEDED
+    timed.clock.advance(24 * 3600)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.DELETED
+    timed.clock.advance(1)
+    await timed.reap()
+    with pytest.raises(NotFound):
+        await timed.plane.get(sandbox.id)
+
+
+async def test_a_sandbox_that_is_being_deleted_already_is_left_alone(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=AutoLifecycle(max_lifetime_seconds=1))
+    timed.plane.node.remove_failures = [RuntimeError("later")]
+    delete = await timed.plane.delete(sandbox.id)
+    await asyncio.sleep(0.05)
+    timed.clock.advance(0.5)
+    await timed.reap()
+    timed.clock.advance(5)
+    await timed.reap()
+    assert (await timed.plane.ended(delete)).status is Status.SUCCEEDED
+    operations = timed.plane.store._reader.rows("SELECT kind FROM operations WHERE sandbox_id = ?", (sandbox.id,))
+    assert sorted(operations) == [("create",), ("delete",)]
+
+
+async def test_a_round_that_fails_does_not_end_the_reaper(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=AutoLifecycle(max_lifetime_seconds=1))
+    overdue = timed.plane.store.sandboxes.overdue
+
+    async def failing(*_args: object, **_options: object) -> object:
+        raise OSError("the disk is away")
+
+    monkeypatch.setattr(timed.plane.store.sandboxes, "overdue", failing)
+    task = asyncio.create_task(timed.reaper.run())
+    await asyncio.sleep(0.02)
+    monkeypatch.setattr(timed.plane.store.sandboxes, "overdue", overdue)
+    async with asyncio.timeout(10):
+        while (await timed.plane.get(sandbox.id)).state is not State.DELETED:
+            timed.clock.advance(5)
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
