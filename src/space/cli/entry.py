@@ -17,18 +17,25 @@ Which server and token: SPACE_API_URL and SPACE_API_TOKEN, else `space login`, e
 """
 
 
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        import space
+
+        typer.echo(f"space {space.__version__}")
+        raise typer.Exit
+
+
 def make_app() -> typer.Typer:
     """Assemble the commands."""
     app = typer.Typer(
         name="space",
-        help=HELP,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_options)
+    app.callback(help=HELP)(_options)
     for module in (up, down, status, doctor, configuration, run, login):
         module.register(app)
     for group in (sandbox, token, bench):
@@ -37,20 +44,18 @@ def make_app() -> typer.Typer:
 
 
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
-    if version:
-        import space
-
-        typer.echo(f"space {space.__version__}")
-        raise typer.Exit
+    """Take the options that belong to no command."""
 
 
 def enter(arguments: Sequence[str]) -> int:
     """Run one command line; return the exit code.  No failure shows a traceback unless `SPACE_DEBUG` is set."""
     _skip_httpx_command_line()
     try:
-        make_app()(args=list(arguments), standalone_mode=True)
+        make_app()(args=list(arguments), prog_name="space")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BrokenPipeError:

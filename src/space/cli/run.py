@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from space.cli import failure, terminal
+from space.cli.connection import connect
 from space.cli.interruption import Interrupted, Interruption
 from space.cli.output import Format, OutputOption, print_json
 from space.cli.pairs import parse_pairs
@@ -75,11 +76,11 @@ def _run(
     keep: bool,
     output: Format,
 ) -> int:
-    from space.sdk import Client, Command, Sandbox
+    from space.sdk import Command, Sandbox
 
     began = time.monotonic()
     forwards = (tty or terminal.has_stdin_to_forward()) if stdin is None else stdin
-    with Client() as client, Interruption() as interruption:
+    with connect() as client, Interruption() as interruption:
         sandbox: Sandbox | None = None
         started: Command | None = None
         try:

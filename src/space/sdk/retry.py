@@ -1,6 +1,7 @@
 """When to try again (contract §1), decided without doing any waiting."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from space.sdk.errors import SpaceError
@@ -14,6 +15,7 @@ class RetryPolicy:
     first_delay: float = 1.0
     longest_delay: float = 30.0
     longest_retry_after: float = 60.0  #: a server that asks for more gets no retry: the caller should know
+    on_retry: Callable[[SpaceError, float], None] | None = None  #: told of each failure that is retried, and the delay
 
 
 @dataclass(slots=True)
@@ -28,9 +30,14 @@ class Attempts:
         self.failed += 1
         if not error.retryable or self.failed >= self.policy.attempts:
             return None
-        if error.retry_after is not None:
-            return error.retry_after if error.retry_after <= self.policy.longest_retry_after else None
-        return jittered(min(self.policy.first_delay * 2 ** (self.failed - 1), self.policy.longest_delay))
+        delay = error.retry_after
+        if delay is None:
+            delay = jittered(min(self.policy.first_delay * 2 ** (self.failed - 1), self.policy.longest_delay))
+        elif delay > self.policy.longest_retry_after:
+            return None
+        if self.policy.on_retry is not None:
+            self.policy.on_retry(error, delay)
+        return delay
 
 
 @dataclass(slots=True)

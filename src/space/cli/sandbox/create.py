@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from space.cli.connection import connect
 from space.cli.output import Format, OutputOption, print_json
 from space.cli.pairs import parse_pairs
 
@@ -26,9 +27,9 @@ def create(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Create a sandbox that stays until it is deleted; print its id."""
-    from space.sdk import Client, Sandbox
+    from space.sdk import Sandbox
 
-    with Client() as client:
+    with connect() as client:
         sandbox = Sandbox.create(
             template,
             runtime=runtime,

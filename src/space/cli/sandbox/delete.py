@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from space.cli import failure
+from space.cli.connection import connect
 from space.cli.output import Format, OutputOption, print_json
 
 
@@ -20,11 +21,11 @@ def delete(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Delete sandboxes and all that runs in them."""
-    from space.sdk import Client, SpaceError
+    from space.sdk import SpaceError
 
     deleted: list[str] = []
     code = 0
-    with Client() as client:
+    with connect() as client:
         operations = []
         for sandbox_id in sandbox_ids:
             try:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from space.cli.connection import connect
 from space.cli.output import Format, OutputOption, print_json, print_table
 
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ def events(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Show what happened to a sandbox: states, operations and their reasons, oldest first."""
-    from space.sdk import Client, Sandbox
+    from space.sdk import Sandbox
 
-    with Client() as client:
+    with connect() as client:
         timeline = Sandbox.connect(sandbox_id, client=client).timeline(limit=limit)
     if output is Format.JSON:
         print_json({"items": [dict(event.raw) for event in timeline]})

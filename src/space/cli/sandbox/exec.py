@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from space.cli import failure, terminal
+from space.cli.connection import connect
 from space.cli.interruption import Interrupted, Interruption
 from space.cli.output import Format, OutputOption, print_json
 from space.cli.pairs import parse_pairs
@@ -34,7 +35,7 @@ def exec_command(
     """Run a command in a sandbox that exists, show its output, exit with its code. Ctrl-C kills the command."""
     from space.cli.follow import exit_code_of, follow
     from space.cli.result import result_object
-    from space.sdk import Client, Sandbox, SpaceError
+    from space.sdk import Sandbox, SpaceError
 
     forwards = not detach and ((tty or terminal.has_stdin_to_forward()) if stdin is None else stdin)
     options: dict[str, Any] = {
@@ -45,7 +46,7 @@ def exec_command(
     }
     as_json = output is Format.JSON
     try:
-        with Client() as client, Interruption() as interruption:
+        with connect() as client, Interruption() as interruption:
             sandbox = Sandbox.connect(sandbox_id, client=client)
             pty = terminal.size() if tty else None
             command = sandbox.start(argv, stdin=forwards and not tty, pty=pty, detached=detach, **options)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from space.cli.connection import connect
 from space.cli.output import Format, OutputOption, print_fields, print_json
 
 
@@ -17,8 +18,7 @@ def get(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Show one sandbox."""
-    from space.sdk import Client
 
-    with Client() as client:
+    with connect() as client:
         raw = dict(client.get_sandbox(sandbox_id).raw)
     (print_json if output is Format.JSON else print_fields)(raw)

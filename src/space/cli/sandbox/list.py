@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from space.cli.connection import connect
 from space.cli.output import Format, OutputOption, age, print_json, print_table
 from space.cli.pairs import parse_pairs
 
@@ -24,9 +25,8 @@ def list_sandboxes(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """List sandboxes."""
-    from space.sdk import Client
 
-    with Client() as client:
+    with connect() as client:
         found = client.sandboxes(
             state=state,
             template=template,

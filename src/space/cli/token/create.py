@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from space.cli.connection import connect
 from space.cli.failure import MISUSED, CommandError
 from space.cli.output import Format, OutputOption, print_json
 
@@ -36,10 +37,9 @@ def create(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Create a token and print its secret, which is not shown again."""
-    from space.sdk import Client
 
     expires_at = None if expires is None else datetime.now(UTC) + parse_duration(expires)
-    with Client() as client:
+    with connect() as client:
         token = client.create_token(
             name, scope, kind=kind, expires_at=expires_at, project=project, templates=template or None
         )

@@ -2,6 +2,7 @@
 
 import typer
 
+from space.cli.connection import connect
 from space.cli.output import Format, OutputOption, print_json, print_table
 
 COLUMNS = ("id", "name", "prefix", "scopes", "created_at", "expires_at", "last_used_at", "revoked_at")
@@ -15,9 +16,8 @@ def register(app: typer.Typer) -> None:
 
 def list_tokens(output: OutputOption = Format.TABLE) -> None:
     """List tokens, without their secrets."""
-    from space.sdk import Client
 
-    with Client() as client:
+    with connect() as client:
         tokens = client.tokens()
     if output is Format.JSON:
         print_json({"items": [dict(token) for token in tokens]})

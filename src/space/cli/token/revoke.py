@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from space.cli.connection import connect
 from space.cli.output import Format, OutputOption, print_json
 
 
@@ -17,9 +18,8 @@ def revoke(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Revoke tokens; they stop working everywhere within five seconds."""
-    from space.sdk import Client
 
-    with Client() as client:
+    with connect() as client:
         for token_id in token_ids:
             client.revoke_token(token_id)
     if output is Format.JSON:
