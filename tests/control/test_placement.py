@@ -64,12 +64,11 @@ def test_a_runtime_that_does_not_work_is_refused_with_the_reason_and_the_alterna
     assert len(caught.value.message) < 300
 
 
-def place(nodes: list[NodeFacts], *, memory: int = 512, reserve: int = 512, most: int = 10) -> str:
+def place(nodes: list[NodeFacts], *, memory: int = 512, most: int = 10) -> str:
     chosen = choose_node(
         nodes,
         runtime="gvisor",
         resources=Resources(memory_mib=memory),
-        memory_reserve_mib=reserve,
         max_machines=most,
     )
     return chosen.id
@@ -83,10 +82,10 @@ def test_a_node_without_the_runtime_or_at_its_maximum_is_passed_over() -> None:
     assert place([node("a", memory=9000, qemu=None), node("b", memory=8000, machines=10), node("c")]) == "c"
 
 
-def test_the_reserve_stays_free() -> None:
-    assert place([node(memory=1024)]) == "a"
+def test_a_node_must_have_the_memory_left() -> None:
+    assert place([node(memory=512)]) == "a"
     with pytest.raises(CapacityUnavailable) as caught:
-        place([node(memory=1023)])
+        place([node(memory=511)])
     assert caught.value.details == {"quota": "memory_mib", "limit": 511}
     assert caught.value.retryable
 

@@ -119,7 +119,6 @@ def build_control(
         clock,
         worker,
         runtime=settings.runtime,
-        memory_reserve_mib=settings.memory_reserve_mib,
         max_machines=settings.max_machines,
         default_quota_sandboxes=settings.default_quota_sandboxes,
     )

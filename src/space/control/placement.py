@@ -39,13 +39,12 @@ def choose_node(
     *,
     runtime: str,
     resources: Resources,
-    memory_reserve_mib: int,
     max_machines: int,
 ) -> NodeFacts:
     """Return the node with the most free memory among those that can take the sandbox now.
 
-    Memory is judged by what the host has free, not by the sum of limits: an idle sandbox uses a small part of its
-    limit.  The node has the last word, since facts age.
+    What a node says is available leaves out its reserve.  Facts age: the transaction of the create counts again what
+    was promised, and the node has the last word.
 
     Raises:
         CapacityUnavailable: no node has room; `details` say what is short.
@@ -59,15 +58,14 @@ def choose_node(
             quota="machines",
             limit=max_machines,
         )
-    needed = resources.memory_mib + memory_reserve_mib
-    with_memory = [node for node in with_slot if node.memory_available_mib >= needed]
+    with_memory = [node for node in with_slot if node.memory_available_mib >= resources.memory_mib]
     if not with_memory:
         free = max((node.memory_available_mib for node in with_slot), default=0)
         raise CapacityUnavailable(
-            f"no node has {resources.memory_mib} MiB of memory free beyond its reserve of {memory_reserve_mib} MiB; "
-            f"the most is {free} MiB in all. Delete sandboxes or ask for less",
+            f"no node has {resources.memory_mib} MiB of memory left; the most is {free} MiB. "
+            "Delete sandboxes or ask for less",
             retry_after=5,
             quota="memory_mib",
-            limit=max(0, free - memory_reserve_mib),
+            limit=free,
         )
     return max(with_memory, key=lambda node: (node.memory_available_mib, node.id))

@@ -16,7 +16,7 @@ from space.core.lifecycle import Kind, State
 from space.core.operation import Operation, Status
 from space.core.ports import Clock, NodeClient, Templates
 from space.core.sandbox import AutoLifecycle, Sandbox, SandboxSpec
-from space.core.store import Change, Changed, Creation, Page, SandboxFilter, Store
+from space.core.store import Change, Changed, Creation, Page, Room, SandboxFilter, Store
 
 __all__ = ["Page", "SandboxFilter", "Sandboxes"]
 
@@ -33,7 +33,6 @@ class Sandboxes:
         worker: Worker,
         *,
         runtime: str | None = None,
-        memory_reserve_mib: int = 512,
         max_machines: int = 250,
         default_quota_sandboxes: int | None = None,
     ) -> None:
@@ -43,7 +42,6 @@ class Sandboxes:
         self._clock = clock
         self._worker = worker
         self._runtime = runtime
-        self._memory_reserve_mib = memory_reserve_mib
         self._max_machines = max_machines
         self._default_quota_sandboxes = default_quota_sandboxes
 
@@ -154,7 +152,6 @@ class Sandboxes:
             facts,
             runtime=runtime,
             resources=spec.resources,
-            memory_reserve_mib=self._memory_reserve_mib,
             max_machines=self._max_machines,
         )
         now = self._now()
@@ -206,6 +203,7 @@ class Sandboxes:
             audit=entry_for(call, now, target=sandbox.id, template=spec.template, runtime=runtime),
             idempotency=call.idempotency,
             default_max_sandboxes=self._default_quota_sandboxes,
+            room=Room(memory_mib=node.memory_mib, machines=self._max_machines),
         )
 
     def _now(self) -> datetime:

@@ -54,6 +54,14 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a node can be promised in all."""
+
+    memory_mib: int
+    machines: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Creation:
     """All that the transaction of a create records."""
 
@@ -62,6 +70,7 @@ class Creation:
     audit: AuditEntry
     idempotency: IdempotencyRef | None = None
     default_max_sandboxes: int | None = None  #: applies where the project itself sets none
+    room: Room | None = None  #: of the sandbox's node; None: not checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +116,7 @@ class SandboxStore(Protocol):
         Raises:
             NotFound: there is no such project.
             LimitExceeded: a quota of the project is used up; `details.quota` names it.
+            CapacityUnavailable: the node's room is promised to others.
         """
         ...
 

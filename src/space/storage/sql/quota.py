@@ -1,9 +1,10 @@
-"""A project's quotas, checked in the transaction that uses them."""
+"""A project's quotas and a node's room, checked in the transaction that uses them."""
 
 from typing import Any
 
-from space.core.errors import LimitExceeded, NotFound
-from space.core.store import Creation
+from space.core.errors import CapacityUnavailable, LimitExceeded, NotFound
+from space.core.sandbox import Sandbox
+from space.core.store import Creation, Room
 from space.storage.sql.values import milliseconds
 from space.storage.sql.writer import Tx
 
@@ -32,6 +33,32 @@ def check(tx: Tx, creation: Creation) -> None:
         tx, sandbox.project_id, "disk_mib", "SUM(disk_mib)", "state <> 'failed'", sandbox.resources.disk_mib, disk_mib
     )
     _check_rate(tx, sandbox.project_id, milliseconds(sandbox.created_at), creates)
+    if creation.room is not None:
+        _check_room(tx, sandbox, creation.room)
+
+
+def _check_room(tx: Tx, sandbox: Sandbox, room: Room) -> None:
+    """Count what the node is promised to already: many creates at once must not promise the same memory twice."""
+    machines, memory_mib = tx.row(
+        "SELECT COUNT(*), COALESCE(SUM(memory_mib), 0) FROM sandboxes"
+        " WHERE node_id = ? AND state <> 'deleted' AND state IN ('pending', 'running', 'paused')",
+        (sandbox.node_id,),
+    )
+    if machines >= room.machines:
+        raise CapacityUnavailable(
+            f"the node holds its maximum of {room.machines} sandboxes; delete some or raise SPACE_MAX_MACHINES",
+            retry_after=5,
+            quota="machines",
+            limit=room.machines,
+        )
+    if memory_mib + sandbox.resources.memory_mib > room.memory_mib:
+        raise CapacityUnavailable(
+            f"the node has {max(0, room.memory_mib - memory_mib)} of {room.memory_mib} MiB of memory left; "
+            "delete sandboxes or ask for less",
+            retry_after=5,
+            quota="memory_mib",
+            limit=room.memory_mib,
+        )
 
 
 def _check_total(tx: Tx, project_id: str, quota: str, total: str, where: str, wanted: int, limit: Any) -> None:

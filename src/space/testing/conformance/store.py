@@ -4,12 +4,14 @@ The aggregates of accounts, processes, audit and idempotency have suites of thei
 """
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from space.core.errors import (
+    CapacityUnavailable,
     InvalidRequest,
     InvalidTransition,
     LimitExceeded,
@@ -21,7 +23,7 @@ from space.core.event import Event
 from space.core.lifecycle import Admission, Kind, State
 from space.core.operation import Operation, Status
 from space.core.sandbox import AutoLifecycle, OnIdle, Resources, Sandbox
-from space.core.store import Outcome, SandboxFilter, Store
+from space.core.store import Outcome, Room, SandboxFilter, Store
 from space.testing.projects import add_project
 from space.testing.rows import NODE, OTHER_PROJECT, PROJECT, START, change, creation, entry, lease
 
@@ -119,6 +121,23 @@ class StoreConformance:
         results = await asyncio.gather(*(store.sandboxes.create(creation()) for _ in range(20)), return_exceptions=True)
         assert sum(result is None for result in results) == 5
         assert sum(isinstance(result, LimitExceeded) for result in results) == 15
+
+    @pytest.mark.parametrize(
+        ("room", "named"),
+        [(Room(memory_mib=1024, machines=9), "memory_mib"), (Room(memory_mib=9999, machines=2), "machines")],
+    )
+    async def test_a_nodes_room_is_never_promised_twice(self, store: Store, room: Room, named: str) -> None:
+        results = await asyncio.gather(
+            *(store.sandboxes.create(replace(creation(), room=room)) for _ in range(6)), return_exceptions=True
+        )
+        refused = [result for result in results if isinstance(result, CapacityUnavailable)]
+        assert [error.details["quota"] for error in refused] == [named] * 4
+        (row, _) = (await store.sandboxes.list(PROJECT, SandboxFilter(), limit=9, cursor=None)).items
+        changed = await store.sandboxes.change(change(row, Kind.DELETE))
+        with pytest.raises(CapacityUnavailable):  # the machine may still be there
+            await store.sandboxes.create(replace(creation(), room=room))
+        await store.operations.finish(changed.operation, _success())
+        await store.sandboxes.create(replace(creation(), room=room))
 
     async def test_deleting_gives_the_quota_back_and_a_minute_the_rate(self, store: Store) -> None:
         await store.accounts.change_project(PROJECT, {"max_sandboxes": 1, "max_creates_per_minute": 2}, entry())
