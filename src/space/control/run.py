@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from space.control.bounds import check_command, check_path
 from space.control.cleanups import Cleanups
 from space.control.commands import Commands
 from space.control.exec_result import ExecResult
@@ -166,6 +167,11 @@ def _check(request: RunRequest) -> None:
     for name, files in (("files_in", request.files_in), ("files_out", request.files_out)):
         if len(files) > MAX_FILES:
             raise PayloadTooLarge(f"{name} has at most {MAX_FILES} entries", field=name, limit=MAX_FILES)
+    check_command(request.command)
+    for file in request.files_in:
+        check_path(file.path, field="files_in")
+    for path in request.files_out:
+        check_path(path, field="files_out")
     if request.command.start_now:
         raise InvalidRequest("a run starts its command at once; leave out start", field="start")
 
