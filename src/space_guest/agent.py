@@ -8,7 +8,10 @@ import signal
 import sys
 from collections.abc import Callable
 
+from space_guest import machine
+from space_guest.archive import Archives
 from space_guest.connection import Connection
+from space_guest.files import Files
 from space_guest.loop import Loop
 from space_guest.process import Process
 from space_guest.processes import Processes
@@ -16,10 +19,15 @@ from space_guest.request import Refused, Request
 from space_guest.server import Server
 from space_guest.spawners import Spawners
 from space_guest.users import Users
+from space_guest.watch import Watches
+from space_guest.workers import Work, Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs 5 ms at start
     from typing import Any
+
+
+MIN_TOKEN = 16
 
 
 class Agent:
@@ -32,12 +40,30 @@ class Agent:
         self.spawners = Spawners(self.loop)
         self.processes = Processes(self.loop, self.users, self.spawners, default_user=default_user)
         self.server = Server(self.loop, self, token, address)
+        self.workers = Workers(self.loop)
+        self.watches = Watches(self.loop)
+        files = Files(self.users, default_user)
+        archives = Archives(files)
         self._ops: dict[str, Callable[[Request], None]] = {
             "ping": lambda request: request.reply({}),
             "signal": self._signal,
             "resize": self._resize,
             "forget": self._forget,
             "processes": self._list,
+            "stats": self._work(lambda channel: dict(machine.stats())),
+            "stat": self._work(files.stat),
+            "read": self._work(files.read),
+            "write": self._work(files.write),
+            "list": self._work(files.list),
+            "move": self._work(files.move),
+            "make_directory": self._work(files.make_directory),
+            "remove": self._work(files.remove),
+            "read_archive": self._work(archives.read),
+            "write_archive": self._work(archives.write),
+            "watch": self._watch,
+            "set_clock": self._set_clock,
+            "add_entropy": self._add_entropy,
+            "personalise": self._personalise,
         }
 
     def run(self) -> None:
@@ -81,6 +107,42 @@ class Agent:
     def _list(self, request: Request) -> None:
         request.reply({"processes": self.processes.describe()})
 
+    def _work(self, work: Work) -> Callable[[Request], None]:
+        return lambda request: self.workers.serve(request, work)
+
+    def _watch(self, request: Request) -> None:
+        self.watches.check(request)
+        self.workers.serve(request, self.watches.watch)
+
+    def _set_clock(self, request: Request) -> None:
+        machine.set_clock(request.args)
+        request.reply({})
+
+    def _add_entropy(self, request: Request) -> None:
+        machine.add_entropy(request.args)
+        request.reply({})
+
+    def _personalise(self, request: Request) -> None:
+        """Become another machine after a restore: another name, environment and token, and a boot id of its own.
+
+        The present connection stays; the next one must know the new token.
+        """
+        hostname, env, token = (request.args.get(name) for name in ("hostname", "env", "token"))
+        if hostname is not None and not isinstance(hostname, str):
+            raise Refused("invalid_request", "hostname is a string")
+        if env is not None and not (isinstance(env, dict) and all(isinstance(value, str) for value in env.values())):
+            raise Refused("invalid_request", "env maps strings to strings")
+        if token is not None and not (isinstance(token, str) and len(token) >= MIN_TOKEN):
+            raise Refused("invalid_request", "the token is too short")
+        if hostname is not None:
+            machine.set_hostname(hostname)
+        if env is not None:
+            self.processes.env = env
+        if token is not None:
+            self.server.token = token
+        self.boot_id = os.urandom(16).hex()
+        request.reply({"boot_id": self.boot_id})
+
     # The first process's duties
 
     def _reap(self) -> None:
@@ -120,7 +182,7 @@ def main(argv: list[str]) -> int:
     try:
         port, token_path, default_user = argv
         token = read_token(token_path)
-        if len(token) < 16:
+        if len(token) < MIN_TOKEN:
             raise ValueError("the token is too short")
         agent = Agent(address=("0.0.0.0", int(port)), token=token, default_user=default_user)
     except (OSError, ValueError) as error:

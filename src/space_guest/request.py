@@ -68,6 +68,10 @@ class Request:
         self._send(encode_data(self.channel, self.sent, data))
         self.sent += len(data)
 
+    def end(self) -> None:
+        """Say that no more bytes follow."""
+        self._send(encode_offset(Kind.END, self.channel, self.sent))
+
     def _finish(self, frame: bytes) -> None:
         self._send(frame)
         self.is_done = True

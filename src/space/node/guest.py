@@ -9,8 +9,8 @@ from space.core.command import CommandSpec, Pty
 from space.core.errors import GuestUnreachable, InvalidRequest, NotFound, PayloadTooLarge
 from space.core.ids import ProcessId
 from space.core.ports import ByteStream
-from space.node.guest_connection import GuestConnection
 from space.node.guest_errors import SpawnFailed
+from space.node.guest_files import GuestFiles
 from space.node.guest_process import Deliver, Exited, Output, ProcessChannel, ProcessStatus, status
 from space_guest.protocol import ProtocolError
 
@@ -19,7 +19,7 @@ __all__ = ["Deliver", "Exited", "Guest", "Output", "ProcessStatus", "SpawnFailed
 START_SECONDS = 90.0
 
 
-class Guest(GuestConnection):
+class Guest(GuestFiles):
     """An agent that has proved to be the one of this machine.
 
     `open`, then `run` in a task of its own; when that ends, open another and `attach` every process that was not seen
@@ -50,6 +50,32 @@ class Guest(GuestConnection):
         start = time.monotonic()
         await self._call("ping", {}, seconds=seconds)
         return time.monotonic() - start
+
+    # The machine
+
+    async def stats(self) -> Mapping[str, float]:
+        """Return what the guest's kernel says of its use: `cpu_seconds`, `memory_bytes`, `disk_bytes`, `pids` …"""
+        found = await self._call("stats", {})
+        return {
+            name[:64]: float(value)
+            for name, value in list(found.items())[:64]
+            if type(value) in (int, float) and 0 <= value < 2**63
+        }
+
+    async def set_clock(self, unix_seconds: float) -> None:
+        """Set the guest's time of day; `Unsupported` where its kernel takes the host's."""
+        await self._call("set_clock", {"unix_seconds": unix_seconds}, subject="the clock")
+
+    async def add_entropy(self, data: bytes) -> None:
+        """Mix up to 4096 random bytes into the guest's generator, so that clones of a machine part ways."""
+        await self._call("add_entropy", {"hex": data.hex()}, subject="the random generator")
+
+    async def personalise(
+        self, *, hostname: str | None = None, env: Mapping[str, str] | None = None, token: str | None = None
+    ) -> None:
+        """Make a restored machine another one; what is None stays.  The next connection must know the new token."""
+        args = {"hostname": hostname, "env": None if env is None else dict(env), "token": token}
+        await self._call("personalise", args, subject="the machine's identity")
 
     # Processes
 

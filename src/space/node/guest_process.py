@@ -29,7 +29,7 @@ from space_guest.protocol import (
 )
 
 MAX_PIECES = 1024
-_REASONS = frozenset({None, "timeout", "killed", "oom", "lost"})
+_REASONS = frozenset({"timeout", "killed", "oom", "lost"})
 _SIGNAL = re.compile(r"SIG[A-Z0-9+]{1,12}")
 
 
@@ -270,7 +270,7 @@ def natural(body: Mapping[str, Any], name: str) -> int:
 def ending(body: Mapping[str, Any]) -> tuple[int | None, str | None, str | None]:
     """Return exit code, signal and reason, which must make sense together."""
     exit_code, signal, reason = body.get("exit_code"), body.get("signal"), body.get("reason")
-    if reason not in _REASONS:
+    if reason is not None and not (isinstance(reason, str) and reason in _REASONS):
         raise ProtocolError("an unknown reason")
     if exit_code is not None and not (type(exit_code) is int and 0 <= exit_code <= 255):
         raise ProtocolError("an impossible exit code")
