@@ -9,13 +9,14 @@ import structlog
 from space.core.errors import GuestUnreachable, SpaceError
 from space.core.ids import SandboxId
 from space.core.ports import Clock, Machine
-from space.node.guest import Deliver, Guest
+from space.node.guest import Deliver, Exited, Guest, Output
 
 log = structlog.get_logger(__name__)
 
+_QUIET_SECONDS = 0.02
 Greet = Callable[[Guest], Awaitable[None]]
 
-_FIRST_PAUSES = (0.001, 0.02)  #: seconds between attempts until the first answer, doubling: a boot takes some 200 ms
+_FIRST_PAUSES = (0.001, 0.01)  #: seconds between attempts until the first answer, doubling: a boot takes some 200 ms
 _LATER_PAUSES = (0.01, 1.0)
 
 
@@ -44,8 +45,8 @@ class GuestChannel:
         self._clock = clock
         self._guest: Guest | None = None
         self._connected = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._delivering = 0
+        self._delivered = 0
 
     async def run(self) -> None:
         """Dial, serve, and dial again, for ever."""
@@ -55,7 +56,8 @@ class GuestChannel:
             try:
                 guest = await self._dial()
             except (SpaceError, OSError, EOFError) as error:
-                log.debug("guest.dial_failed", sandbox=self._sandbox_id, error=str(error))
+                if first == _LATER_PAUSES[0]:
+                    log.debug("guest.dial_failed", sandbox=self._sandbox_id, error=str(error))
                 await anyio.sleep(pause)
                 pause = min(2 * pause, longest)
                 continue
@@ -68,10 +70,17 @@ class GuestChannel:
 
     async def _dial(self) -> Guest:
         stream = await self._machine.connect(self._port)
-        return await Guest.open(stream, token=self._token, deliver=self._deliver)
+        return await Guest.open(stream, token=self._token, deliver=self._count_and_deliver)
+
+    async def _count_and_deliver(self, event: Output | Exited) -> None:
+        self._delivering += 1
+        try:
+            await self._deliver(event)
+        finally:
+            self._delivering -= 1
+            self._delivered += 1
 
     async def _serve(self, guest: Guest) -> None:
-        self._idle.clear()
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch, guest)
@@ -86,7 +95,6 @@ class GuestChannel:
             self._connected.clear()
             with anyio.CancelScope(shield=True):
                 await guest.aclose()
-            self._idle.set()
 
     async def _watch(self, guest: Guest) -> None:
         """Greet the agent, let callers in, then make sure that it goes on answering."""
@@ -113,6 +121,12 @@ class GuestChannel:
             await self._connected.wait()
 
     async def drained(self, deadline: float) -> None:
-        """Wait until what the agent had sent before the machine ended has been read, at most `deadline` seconds."""
+        """Wait until what the agent sent before its machine ended is delivered, at most `deadline` seconds.
+
+        A machine that dies closes no connection; so what has gone quiet is taken for drained.
+        """
         with anyio.move_on_after(deadline):
-            await self._idle.wait()
+            delivered = -1
+            while self._delivering or delivered != self._delivered:
+                delivered = self._delivered
+                await anyio.sleep(_QUIET_SECONDS)

@@ -1,0 +1,100 @@
+"""A node on real gVisor, on what a directory and the kernel hold from others before it.
+
+Run as a program it is one that somebody means to kill: `gvisor.py DIRECTORY INSTANCE COUNT` makes, uses and removes
+sandboxes; failpoints come from the environment.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+
+ROOT = Path(__file__).parents[2]
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from tests.node.harness import WallClock, order, shell  # noqa: E402
+
+from space.core.ids import NodeId  # noqa: E402
+from space.core.node import MachineOrder  # noqa: E402
+from space.core.sandbox import Resources  # noqa: E402
+from space.host.cgroup import Cgroups  # noqa: E402
+from space.host.filestore import FileStores  # noqa: E402
+from space.host.instance import Instance  # noqa: E402
+from space.host.network import Network  # noqa: E402
+from space.host.reaper import Reaper  # noqa: E402
+from space.node.agent import Node  # noqa: E402
+from space.node.settings import NodeSettings  # noqa: E402
+from space.node.slots import Slots  # noqa: E402
+from space.runtimes.gvisor.runtime import GVisor  # noqa: E402
+from space.templates.store import TemplateStore  # noqa: E402
+
+TEMPLATES = Path(os.environ.get("SPACE_TEST_TEMPLATES", "/var/cache/space/templates"))
+AHEAD = 2
+
+
+@asynccontextmanager
+async def gvisor_node(directory: Path, instance_id: str, **changes: object) -> AsyncIterator[Node]:
+    """Run a node; leaving takes the node away and leaves its machines alone."""
+    instance = Instance(instance_id)
+    node = Node(
+        node_id=NodeId("nod" + "0" * 26),
+        settings=NodeSettings(data_dir=directory / "data", agent_dir=directory / "agent", **changes),  # type: ignore[arg-type]
+        runtimes={"gvisor": GVisor(instance)},
+        templates=TemplateStore(TEMPLATES),
+        slots=Slots(
+            networks=Network(instance),
+            filestores=FileStores(directory / "filestores"),
+            cgroups=Cgroups(instance),
+            cgroup_of=instance.slot_cgroup,
+            ahead=AHEAD,
+            disk_mib=128,
+        ),
+        clock=WallClock(),
+    )
+    async with Reaper(), anyio.create_task_group() as tasks:
+        tasks.start_soon(node.run)
+        await node.started()
+        yield node
+        tasks.cancel_scope.cancel()
+
+
+async def gvisor_order() -> MachineOrder:
+    template = await TemplateStore(TEMPLATES).resolve("base")
+    resources = Resources(memory_mib=256, disk_mib=128)
+    return replace(order(), runtime="gvisor", template_digest=template.digest, resources=resources)
+
+
+async def remove_instance(directory: Path, instance_id: str) -> None:
+    """Take everything of an instance away."""
+    instance = Instance(instance_id)
+    await GVisor(instance).sweep(frozenset())
+    await asyncio.to_thread(Cgroups(instance).sweep, ())
+    await FileStores(directory / "filestores").aclose()
+    await Network(instance).remove()
+
+
+async def _victim(directory: Path, instance_id: str, count: int) -> None:
+    async with gvisor_node(directory, instance_id) as node, anyio.create_task_group() as tasks:
+
+        async def lives() -> None:
+            for _ in range(count):
+                machine = await gvisor_order()
+                await node.ensure(machine)
+                process = shell("echo hello")
+                await node.start_process(machine.ref, process)
+                async for _record in node.read_session(process.session_id):
+                    pass
+                await node.remove(machine.ref)
+
+        for _ in range(2):
+            tasks.start_soon(lives)
+
+
+if __name__ == "__main__":
+    anyio.run(_victim, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
