@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from space.config import Settings
 from space.core.errors import SpaceError
-from space.host.daemon import ProcessFile, read_process_file, remove_process_file, stop_process
+from space.host.daemon import read_process_file
 from space.sdk import Client, Sandbox
 from space.sdk import SpaceError as ApiError
 from space.sdk.settings import read_cli_file
@@ -44,9 +44,8 @@ def main() -> None:
     try:
         settings = Settings()
         if arguments.stop:
-            stop(settings.data_dir)
-        else:
-            first_run(settings, once=arguments.once)
+            raise SystemExit(space("down"))
+        first_run(settings, once=arguments.once)
     except ValidationError as error:
         problems = "; ".join(f"SPACE_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors() if e["loc"])
         raise SystemExit(f"quickstart: a setting is wrong: {problems}") from None
@@ -63,7 +62,7 @@ def first_run(settings: Settings, *, once: bool) -> None:
     data_dir = settings.data_dir
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     build_and_show(TemplateStore(data_dir / "templates"), extra_ca=settings.extra_ca)
-    before = running(data_dir)
+    ran_before = is_running(data_dir)
     try:
         start_server()
         api_url, token = connection(data_dir)
@@ -73,8 +72,8 @@ def first_run(settings: Settings, *, once: bool) -> None:
         if not once:
             print_farewell(api_url, data_dir)
     finally:
-        if once and not before:
-            stop(data_dir)
+        if once and not ran_before:
+            space("down")
 
 
 def start_server() -> None:
@@ -82,9 +81,7 @@ def start_server() -> None:
 
     `space up --detach` decides which, replaces a server of other code, and explains what it refuses.
     """
-    command = [str(Path(sys.executable).with_name("space")), "up", "--detach"]
-    code = subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
-    if code:
+    if space("up", "--detach"):
         raise SystemExit("quickstart: the server did not start; see above.")
 
 
@@ -137,33 +134,29 @@ def run_program(client: Client) -> None:
 
 def print_farewell(api_url: str, data_dir: Path) -> None:
     """Say where the server is, how to go on and how to stop."""
-    space = Path(sys.executable).with_name("space")
+    program = Path(sys.executable).with_name("space")
     print(
         f"""\
   SPACE runs at {api_url}; its data is in {data_dir}.
 
-  Go on:    {space} run -- python3 -c 'print(6*7)'
-            {space} sandbox create
-            {space} doctor
+  Go on:    {program} run -- python3 -c 'print(6*7)'
+            {program} sandbox create
+            {program} doctor
   Read:     README.md, docs/getting-started.md, {api_url}/openapi.json
   Stop:     ./quickstart --stop"""
     )
 
 
-def running(data_dir: Path) -> list[tuple[str, ProcessFile]]:
-    """Return SPACE's own processes that run on this data directory, by name."""
+def is_running(data_dir: Path) -> bool:
+    """Whether a server runs on this data directory."""
     run_dir = data_dir / "run"
-    names = sorted(path.stem for path in run_dir.glob("*.json"))
-    return [(name, entry) for name in names if (entry := read_process_file(run_dir, name)) is not None]
+    return any(read_process_file(run_dir, path.stem) is not None for path in run_dir.glob("*.json"))
 
 
-def stop(data_dir: Path) -> None:
-    """End SPACE's own processes on this data directory; sandboxes are left as they are."""
-    found = running(data_dir)
-    for name, entry in found:
-        stop_process(entry)
-        remove_process_file(data_dir / "run", name)
-    print("  Stopped the server." if found else "  No server runs.")
+def space(*arguments: str) -> int:
+    """Run the `space` command of this environment; return its exit code."""
+    command = [str(Path(sys.executable).with_name("space")), *arguments]
+    return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
 
 
 def _timed(action: Callable[[], Result]) -> tuple[Result, float]:

@@ -37,6 +37,8 @@ def exec_command(
     from space.cli.result import result_object
     from space.sdk import Sandbox, SpaceError
 
+    if argv[:1] == ["--"]:  # click keeps it where it stops looking for options: behind ID
+        argv = argv[1:]
     forwards = not detach and ((tty or terminal.has_stdin_to_forward()) if stdin is None else stdin)
     options: dict[str, Any] = {
         "env": parse_pairs(env, "--env", inherit=True),

@@ -1,0 +1,205 @@
+"""./quickstart on this machine, with a data directory and ports of its own: what it does again, and what it leaves."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SPACE = Path(sys.executable).with_name("space")
+
+pytestmark = pytest.mark.root
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@dataclass(frozen=True)
+class Place:
+    """A data directory and two ports."""
+
+    data_dir: Path
+    environment: dict[str, str]
+
+    def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(part) for part in command],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env={**self.environment, **environment},
+            timeout=120,
+            check=False,
+        )
+
+    def quickstart(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.run(ROOT / "quickstart", *arguments, **environment)
+
+    def space(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.run(SPACE, *arguments)
+
+    @property
+    def pids(self) -> list[int]:
+        return [int(path.read_text()) for path in sorted((self.data_dir / "run").glob("*.pid"))]
+
+    def kill(self) -> None:
+        """Do what a person does with `kill -9 $(cat run/*.pid)`."""
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def place(tmp_path: Path, templates_dir: Path) -> Iterator[Place]:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir(mode=0o700)
+    (data_dir / "templates").symlink_to(templates_dir)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/root",
+        "SPACE_DATA_DIR": str(data_dir),
+        "SPACE_LISTEN": f"127.0.0.1:{free_port()}",
+        "SPACE_DATA_PLANE_LISTEN": f"127.0.0.1:{free_port()}",
+    }
+    place = Place(data_dir, environment)
+    yield place
+    for sandbox in _sandboxes(place):
+        place.space("sandbox", "delete", sandbox["id"])
+    place.quickstart("--stop")
+    for pid in place.pids:  # there is none unless the stop failed
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _sandboxes(place: Place) -> list[dict[str, str]]:
+    listed = place.space("sandbox", "list", "-o", "json")
+    answer = json.loads(listed.stdout) if listed.returncode == 0 else []
+    found: list[dict[str, str]] = answer["items"] if isinstance(answer, dict) else answer
+    return found
+
+
+def test_it_ends_with_a_program_that_has_run_and_says_how_to_go_on_and_how_to_stop(place: Place) -> None:
+    ran = place.quickstart()
+    assert ran.returncode == 0, ran.stderr
+    for promised in ("The answer is 42", "Created a sandbox in", f"http://{place.environment['SPACE_LISTEN']}"):
+        assert promised in ran.stdout
+    assert "space run -- python3 -c 'print(6*7)'" in ran.stdout
+    assert "./quickstart --stop" in ran.stdout
+    assert _sandboxes(place) == []
+
+
+def test_run_again_it_changes_nothing_and_keeps_the_server(place: Place) -> None:
+    assert place.quickstart().returncode == 0
+    pids = place.pids
+    environment = {path: path.stat().st_mtime_ns for path in (ROOT / ".venv").glob("*.stamp")}
+    again = place.quickstart()
+    assert again.returncode == 0
+    assert "The answer is 42" in again.stdout
+    assert "Installing" not in again.stdout
+    assert "password" not in again.stdout
+    assert place.pids == pids
+    assert {path: path.stat().st_mtime_ns for path in (ROOT / ".venv").glob("*.stamp")} == environment
+
+
+def test_once_stops_what_it_started(place: Place) -> None:
+    ran = place.quickstart("--once")
+    assert ran.returncode == 0
+    assert "The answer is 42" in ran.stdout
+    assert place.pids == []
+    assert not _answers(place)
+
+
+def test_once_leaves_a_server_that_ran_before(place: Place) -> None:
+    assert place.quickstart().returncode == 0
+    pids = place.pids
+    assert place.quickstart("--once").returncode == 0
+    assert place.pids == pids
+    assert _answers(place)
+
+
+def test_it_restarts_a_killed_server_whose_sandboxes_and_readers_go_on(place: Place) -> None:
+    assert place.quickstart().returncode == 0
+    kept = place.space("sandbox", "create").stdout.strip()
+    script = "for i in $(seq 1 30); do echo $i; sleep 0.2; done"
+    with subprocess.Popen(
+        [SPACE, "run", "--", "sh", "-c", script], stdout=subprocess.PIPE, text=True, env=place.environment
+    ) as reader:
+        assert reader.stdout is not None
+        lines = [reader.stdout.readline() for _ in range(5)]
+        place.kill()
+        restarted = place.quickstart()
+        assert restarted.returncode == 0, restarted.stderr
+        lines += list(reader.stdout)
+    assert [line.strip() for line in lines] == [str(number) for number in range(1, 31)]
+    assert reader.returncode == 0
+    assert place.space("sandbox", "exec", kept, "--", "echo", "still here").stdout == "still here\n"
+
+
+def test_it_replaces_the_server_of_another_checkout_and_keeps_its_sandboxes(place: Place, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(ROOT / "src", other / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    started = place.run(sys.executable, "-m", "space", "up", "--detach", PYTHONPATH=str(other / "src"))
+    assert started.returncode == 0, started.stderr
+    sandbox = place.space("sandbox", "create").stdout.strip()
+    before = place.pids
+    ran = place.quickstart()
+    assert ran.returncode == 0, ran.stderr
+    assert "Replacing the server" in ran.stdout
+    assert place.pids != before
+    assert place.space("sandbox", "exec", sandbox, "--", "echo", "still here").stdout == "still here\n"
+
+
+def test_it_refuses_the_data_of_a_newer_version_and_leaves_it_as_it_is(place: Place) -> None:
+    assert place.quickstart("--once").returncode == 0
+    database = place.data_dir / "space.db"
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'from-the-future'")
+    before = database.read_bytes()
+    ran = place.quickstart()
+    assert ran.returncode == 1
+    assert "newer" in ran.stderr
+    assert database.read_bytes() == before
+    assert place.pids == []
+
+
+def test_a_wrong_setting_is_named(place: Place) -> None:
+    ran = place.quickstart(SPACE_LISTEN="everywhere")
+    assert ran.returncode == 1
+    assert "SPACE_LISTEN" in ran.stderr
+    assert "HOST:PORT" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_port_that_is_taken_is_named(place: Place) -> None:
+    host, _, port = place.environment["SPACE_LISTEN"].partition(":")
+    with socket.create_server((host, int(port))):
+        ran = place.quickstart()
+    assert ran.returncode == 1
+    assert port in ran.stderr
+    assert place.pids == []
+
+
+def _answers(place: Place) -> bool:
+    host, _, port = place.environment["SPACE_LISTEN"].partition(":")
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+    return False
