@@ -92,7 +92,13 @@ sandboxes = Table(
     Column("expires_at", BigInteger),
     Column("deleted_at", BigInteger),
     Index(
-        "sandboxes_by_project", "project_id", "id", "version", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED
+        "sandboxes_by_project",
+        "project_id",
+        "id",
+        "version",
+        "state",
+        sqlite_where=_NOT_DELETED,
+        postgresql_where=_NOT_DELETED,
     ),
     Index("sandboxes_by_state", "project_id", "shown_state", "id"),
     Index("sandboxes_by_creation", "project_id", "created_at"),

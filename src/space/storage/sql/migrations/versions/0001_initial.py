@@ -113,7 +113,7 @@ def upgrade() -> None:
     op.create_index('sandboxes_by_deletion', 'sandboxes', ['deleted_at'], unique=False)
     op.create_index('sandboxes_by_expiry', 'sandboxes', ['expires_at'], unique=False, sqlite_where=sa.text("state <> 'deleted'"), postgresql_where=sa.text("state <> 'deleted'"))
     op.create_index('sandboxes_by_node', 'sandboxes', ['node_id'], unique=False, sqlite_where=sa.text("state <> 'deleted'"), postgresql_where=sa.text("state <> 'deleted'"))
-    op.create_index('sandboxes_by_project', 'sandboxes', ['project_id', 'id', 'version'], unique=False, sqlite_where=sa.text("state <> 'deleted'"), postgresql_where=sa.text("state <> 'deleted'"))
+    op.create_index('sandboxes_by_project', 'sandboxes', ['project_id', 'id', 'version', 'state'], unique=False, sqlite_where=sa.text("state <> 'deleted'"), postgresql_where=sa.text("state <> 'deleted'"))
     op.create_index('sandboxes_by_state', 'sandboxes', ['project_id', 'shown_state', 'id'], unique=False)
     op.create_index('sandboxes_to_delete_when_idle', 'sandboxes', ['last_active_at'], unique=False, sqlite_where=sa.text("on_idle = 'delete' AND state <> 'deleted'"), postgresql_where=sa.text("on_idle = 'delete' AND state <> 'deleted'"))
     op.create_table('session_tokens',

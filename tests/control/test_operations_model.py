@@ -1,0 +1,210 @@
+"""Random histories against a model: creates, deletes, repeats, crashes of server and machines, and time.
+
+The store and the worker are real; the model knows only what callers were promised.  A crash throws away the server's
+memory (worker, waiters, leases) and keeps the database and the machines.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from space.control.observations import Observations
+from space.control.reaper import Reaper
+from space.core.errors import NodeUnreachable, NotFound, RuntimeFailed
+from space.core.ids import SandboxId
+from space.core.lifecycle import State
+from space.core.node import MachineRef
+from space.core.operation import Status
+from space.core.sandbox import AutoLifecycle
+from space.testing.clock import FakeClock
+from space.testing.control_plane import ControlPlane, control_plane
+from space.testing.node import FakeNode
+
+DAY = 24 * 3600
+
+
+class NoProcesses:
+    async def apply_status(self, status: object) -> None: ...
+
+    async def lose_all(self, ref: MachineRef, reason: str) -> None: ...
+
+
+class Histories(RuleBasedStateMachine):
+    """What callers may do, and what must be true after each."""
+
+    sandboxes = Bundle("sandboxes")
+
+    @initialize()
+    def start(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.directory = tempfile.TemporaryDirectory()
+        self.clock = FakeClock()
+        self.node = FakeNode()
+        self.plane: ControlPlane
+        self.closing: contextlib.AsyncExitStack
+        self.acknowledged: dict[SandboxId, str] = {}  # what was promised last: "created" or "deleted"
+        self.limited: set[SandboxId] = set()  # those with a lifetime
+        self.versions: dict[SandboxId, tuple[int, int]] = {}
+        self.open()
+
+    def open(self) -> None:
+        async def opening() -> None:
+            self.closing = contextlib.AsyncExitStack()
+            self.plane = await self.closing.enter_async_context(
+                control_plane(Path(self.directory.name), node=self.node, clock=self.clock)
+            )
+            self.observations = Observations(self.plane.store, self.node, self.clock, NoProcesses())
+            self.reaper = Reaper(self.plane.store, self.node, self.clock, self.plane.worker)
+
+        self.loop.run_until_complete(opening())
+
+    def run(self, coroutine: object) -> object:
+        return self.loop.run_until_complete(coroutine)  # type: ignore[arg-type]
+
+    async def settle(self) -> None:
+        """Let everything that can go on go on, over a minute of the clock."""
+        for _ in range(60):
+            self.clock.advance(1)
+            await asyncio.sleep(0.001)
+            if not self.plane.store._reader.row("SELECT 1 FROM operations WHERE status IN ('queued', 'running')"):
+                return
+
+    @rule(target=sandboxes, lifetime=st.sampled_from([None, None, 60]), fails=st.integers(0, 4))
+    def create(self, lifetime: int | None, fails: int) -> SandboxId:
+        self.node.failures = [RuntimeFailed("no")] * max(0, fails - 1)
+        sandbox, _ = self.run(self.plane.create(auto_lifecycle=AutoLifecycle(max_lifetime_seconds=lifetime)))  # type: ignore[misc]
+        self.acknowledged[sandbox.id] = "created"
+        if lifetime is not None:
+            self.limited.add(sandbox.id)
+        return sandbox.id  # type: ignore[no-any-return]
+
+    @rule(sandbox_id=sandboxes, times=st.integers(1, 3), unreachable=st.booleans())
+    def delete(self, sandbox_id: SandboxId, times: int, unreachable: bool) -> None:
+        async def deleting() -> None:
+            if unreachable:
+                self.node.remove_failures = [NodeUnreachable("away")] * 2
+            await asyncio.gather(*(self.plane.delete(sandbox_id) for _ in range(times)))
+
+        with contextlib.suppress(NotFound):  # forgotten after its day
+            self.run(deleting())
+            self.acknowledged[sandbox_id] = "deleted"
+
+    @rule()
+    def settle_down(self) -> None:
+        self.run(self.settle())
+
+    @rule(moments=st.integers(0, 5))
+    def let_go_on(self, moments: int) -> None:
+        async def going() -> None:
+            for _ in range(moments):
+                await asyncio.sleep(0.0005)
+
+        self.run(going())
+
+    @rule(seconds=st.sampled_from([1, 20, 61, DAY + 1]))
+    def advance(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+
+    @rule()
+    def reap(self) -> None:
+        self.run(self.reaper.reap())
+
+    @rule()
+    def reconcile(self) -> None:
+        self.run(self.observations.reconcile())
+
+    @rule(is_hard=st.booleans())
+    def restart_the_server(self, is_hard: bool) -> None:
+        if not is_hard:
+            self.run(self.settle())
+        self.run(self.closing.aclose())
+        self.open()
+
+    @rule(sandbox_id=sandboxes)
+    def a_machine_dies(self, sandbox_id: SandboxId) -> None:
+        if sandbox_id in self.node.machines:
+            self.node.crash(sandbox_id, is_seen=False)
+
+    @rule(sandbox_id=consumes(sandboxes))
+    def forget(self, sandbox_id: SandboxId) -> None:
+        """The caller loses interest; the promises stay."""
+
+    @rule(target=sandboxes)
+    def remember(self) -> object:
+        return multiple(*list(self.acknowledged)[:1])
+
+    @invariant()
+    def an_acknowledged_create_has_its_row_until_a_day_after_its_end(self) -> None:
+        for sandbox_id, promise in self.acknowledged.items():
+            row = self.run(self.plane.store.sandboxes.find(sandbox_id))
+            if row is None:  # forgotten, which happens only to what was deleted
+                assert promise == "deleted" or sandbox_id in self.limited
+                continue
+            if promise == "deleted":
+                assert row.shown_state in ("deleting", "deleted")
+
+    @invariant()
+    def versions_and_generations_only_rise(self) -> None:
+        for row in self.plane.store._reader.rows("SELECT id, version, generation FROM sandboxes"):
+            before = self.versions.get(row[0], (0, 0))
+            assert row[1] >= before[0]
+            assert row[2] >= before[1]
+            self.versions[row[0]] = (row[1], row[2])
+
+    @invariant()
+    def at_most_one_unfinished_operation_holds_a_sandbox_and_it_exists(self) -> None:
+        held = self.plane.store._reader.rows(
+            "SELECT s.held_by, o.status FROM sandboxes s LEFT JOIN operations o ON o.id = s.held_by"
+            " WHERE s.held_by IS NOT NULL"
+        )
+        assert all(status in ("queued", "running") for _, status in held)
+        unfinished = self.plane.store._reader.rows("SELECT id FROM operations WHERE status IN ('queued', 'running')")
+        assert len(unfinished) == len(held)
+
+    @invariant()
+    def events_have_no_gaps(self) -> None:
+        rows = self.plane.store._reader.rows("SELECT COUNT(*), MIN(seq), MAX(seq) FROM events GROUP BY sandbox_id")
+        assert all(first == 1 and last == count for count, first, last in rows)
+
+    @invariant()
+    def no_machine_was_started_for_a_deleted_sandbox(self) -> None:
+        for sandbox_id in self.node.machines:
+            row = self.run(self.plane.store.sandboxes.find(sandbox_id))
+            assert row is not None
+            assert row.state is not State.DELETED
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        self.node.failures, self.node.remove_failures = [], []
+        try:
+            self.run(self.settle())
+            self.run(self.observations.reconcile())
+            self.check_rest()
+        finally:
+            self.run(self.closing.aclose())
+            self.loop.close()
+            self.directory.cleanup()
+
+    def check_rest(self) -> None:
+        """After everything has settled, machines are exactly those that rows want."""
+        rows = self.plane.store._reader.rows("SELECT id, state, generation, held_by FROM sandboxes")
+        assert all(held_by is None for *_, held_by in rows)
+        assert {row[0]: row[2] for row in rows if row[1] == State.RUNNING} == self.node.machines
+        assert {row[1] for row in rows} <= {State.RUNNING, State.FAILED, State.DELETED}
+        statuses = self.plane.store._reader.rows("SELECT DISTINCT status FROM operations")
+        assert {row[0] for row in statuses} <= {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=40,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
