@@ -102,6 +102,8 @@ async def _serve(settings: Settings, instance: Instance) -> None:
             for listener in listeners:
                 listener.stop()
             await asyncio.wait(serving, timeout=5)
+            await control.services.runs.aclose()  # sandboxes and commands whose callers just left
+            await control.commands.aclose()
             for task in background:
                 task.cancel()
     finally:

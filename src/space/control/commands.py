@@ -16,6 +16,7 @@ from space.control.activity import Activity
 from space.control.audit import entry_for
 from space.control.bounds import check_command
 from space.control.cleanups import Cleanups
+from space.control.closing import closing
 from space.control.exec_result import Collector, ExecResult
 from space.control.identity import new_id
 from space.control.observed import Observed
@@ -279,8 +280,8 @@ class Commands:
         collector = Collector(process, max_output_bytes=max_output_bytes)
         limit = process.spec.timeout_seconds + _BACKSTOP_SECONDS if process.spec.timeout_seconds else None
         try:
-            async with asyncio.timeout(limit):
-                ending = await collector.follow(self.read(process.session_id))
+            async with asyncio.timeout(limit), closing(self.read(process.session_id)) as records:
+                ending = await collector.follow(records)
         except BaseException as error:
             if kill_when_left and not isinstance(error, Unavailable):
                 await self._cleanups.finish("kill of a command whose caller left", self._give_up(process))

@@ -11,6 +11,7 @@ from space.control.access import own_machine
 from space.control.activity import Activity
 from space.control.audit import entry_for
 from space.control.bounds import check_path
+from space.control.closing import closing
 from space.core.account import Call, Principal
 from space.core.errors import InvalidRequest, SpaceError
 from space.core.file import FileEvent, FileInfo
@@ -100,8 +101,9 @@ class Files:
         """Yield changes from now on."""
         check_path(path)
         ref = await self._machine(who, sandbox_id)
-        async for event in self._node.watch_files(ref, path, recursive=recursive):
-            yield event
+        async with closing(self._node.watch_files(ref, path, recursive=recursive)) as events:
+            async for event in events:
+                yield event
 
     @asynccontextmanager
     async def read_archive(self, who: Principal, sandbox_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:

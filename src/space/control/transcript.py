@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 
+from space.control.closing import closing
 from space.control.observed import Observed
 from space.core.command import Process, ProcessState
 from space.core.errors import InvalidRequest, NotFound
@@ -34,10 +35,11 @@ class Transcripts:
         position = start
         if status is not None or not _is_final(process.state):
             follows = follow and (has_end or not _is_final(process.state))
-            async for record in self._node.read_session(session_id, start=start, follow=follows):
-                if isinstance(record, JournalRecord):
-                    position = record.position
-                yield record
+            async with closing(self._node.read_session(session_id, start=start, follow=follows)) as records:
+                async for record in records:
+                    if isinstance(record, JournalRecord):
+                        position = record.position
+                    yield record
         if has_end or not _is_final(process.state):
             return
         if status is None:
