@@ -33,11 +33,14 @@ class MemoryStream:
         self._is_ended = False
         self._filled = asyncio.Event()
         self._drained = asyncio.Event()
+        self.running: asyncio.Event | None = None  #: what the reader waits for: it stands still while it is not set
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         while not self._buffer and not self._is_ended:
             self._filled.clear()
             await self._filled.wait()
+        if self.running is not None:
+            await self.running.wait()
         data = bytes(self._buffer[:max_bytes])
         del self._buffer[:max_bytes]
         self._drained.set()
@@ -190,10 +193,10 @@ class FakeMachine:
         except OSError as error:
             raise GuestUnreachable(str(error)) from error
         near, far = memory_streams()
+        far.running = running.resumed
 
         async def served() -> None:
             try:
-                await running.resumed.wait()
                 with contextlib.suppress(ConnectionError):
                     await serve(far)
             finally:

@@ -2,7 +2,10 @@
 
 Capabilities are Docker's default set: in gVisor they bound what root in the guest may ask of the guest's kernel, not
 of the host's.  Nothing of the host is mounted but the template, the agent's directory and the token file, all of them
-read-only; what the guest writes goes to the overlay in its filestore.
+read-only; what the guest writes goes to overlays in its filestore.
+
+`/tmp` is an overlay over an empty directory, because gVisor otherwise puts a tmpfs there, and then a download counts
+as memory.
 """
 
 import json
@@ -43,6 +46,8 @@ def write(spec: MachineSpec, *, argv: Sequence[str], env: Mapping[str, str]) -> 
     """
     bundle = spec.state_dir / spec.machine_id
     bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _empty(spec).mkdir(exist_ok=True)
+    _empty(spec).chmod(0o1777)
     _write_secret(token_file(spec), spec.token)
     (bundle / "config.json").write_text(json.dumps(config(spec, argv=argv, env=env)))
     return bundle
@@ -90,16 +95,22 @@ def config(spec: MachineSpec, *, argv: Sequence[str], env: Mapping[str, str]) ->
 
 
 def _mounts(spec: MachineSpec) -> list[dict[str, Any]]:
-    tmpfs = ["nosuid", "nodev"]
+    options = ["nosuid", "noexec", "nodev"]
+    shared = [*options, "mode=1777", f"size={max(1, spec.resources.memory_mib // 2)}m"]
     return [
-        {"destination": "/proc", "type": "proc", "source": "proc"},
-        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro", "nosuid", "noexec", "nodev"]},
+        {"destination": "/proc", "type": "proc", "source": "proc", "options": options},
+        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro", *options]},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
-        {"destination": "/dev/pts", "type": "devpts", "source": "devpts"},
-        {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": [*tmpfs, "mode=1777"]},  # noqa: S108
+        {"destination": "/dev/pts", "type": "devpts", "source": "devpts", "options": ["nosuid", "noexec"]},
+        {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": shared},  # noqa: S108
+        {"destination": "/tmp", "type": "bind", "source": str(_empty(spec)), "options": ["bind", "nosuid", "nodev"]},  # noqa: S108
         _read_only(spec.agent_dir, AGENT_DIRECTORY),
         _read_only(token_file(spec), TOKEN_PATH),
     ]
+
+
+def _empty(spec: MachineSpec) -> Path:
+    return spec.state_dir / spec.machine_id / "tmp"
 
 
 def _read_only(source: Path, destination: str) -> dict[str, Any]:

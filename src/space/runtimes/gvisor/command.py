@@ -16,6 +16,10 @@ ID = re.compile(r"[a-z0-9]{35}")
 #: Kernels since 6.x show /proc/sys/net/core in every namespace, and this runsc then takes the slot for the host's own
 #: namespace and refuses (google/gvisor#10704; trap 1).  Can go with a runsc from after 2024-08.
 HIDDEN = ("/proc/sys/net",)
+#: Never `exec`: a checkpoint during one succeeds and cannot be restored (trap 3); all goes through the agent.
+VERBS = frozenset({"run", "kill", "pause", "resume", "checkpoint", "--version"})
+#: Without `-leave-running` a checkpoint that fails kills the machine (trap 2).
+CHECKPOINT = ("checkpoint", "-leave-running", "-compression=none")
 ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nonexistent"}
 
 
@@ -27,27 +31,40 @@ class Runsc:
         self.root = root
         self.hardened = hardened
 
-    def argv(self, *command: str, log: Path | None = None, filestore: Path | None = None) -> list[str]:
-        """Return a whole command line."""
+    def argv(
+        self, *command: str, log: Path | None = None, filestore: Path | None = None, flags: Sequence[str] = ()
+    ) -> list[str]:
+        """Return a whole command line.
+
+        The overlay covers the root and every other writable mount (`all`), which is `/tmp`.
+        """
         return [
             self.program,
             f"--root={self.root}",
             "--platform=systrap",
             "--network=sandbox",
             "--net-disconnect-ok",
-            f"--overlay2=root:dir={filestore}" if filestore else "--overlay2=none",
+            f"--overlay2=all:dir={filestore}" if filestore else "--overlay2=none",
             "--host-uds=none",
             "--cpu-num-from-quota",
             *(["--directfs=false"] if self.hardened else []),
             *([f"--log={log}"] if log else []),
+            *flags,
             *command,
         ]
 
     async def call(
-        self, *command: str, log: Path | None = None, filestore: Path | None = None, timeout: float = 30
+        self,
+        *command: str,
+        log: Path | None = None,
+        filestore: Path | None = None,
+        flags: Sequence[str] = (),
+        timeout: float = 30,
     ) -> Completed:
         """Run a command to its end; raises `ProcessFailed`."""
-        argv = self.argv(*command, log=log, filestore=filestore)
+        if command[0] not in VERBS or (command[0] == "checkpoint" and command[: len(CHECKPOINT)] != CHECKPOINT):
+            raise ValueError(f"runsc {command[0]} is not called from here; see the traps above")
+        argv = self.argv(*command, log=log, filestore=filestore, flags=flags)
         return await run(argv, env=ENV, timeout=timeout, hidden=HIDDEN)
 
     def files_of(self, machine_id: str) -> Sequence[Path]:
