@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # typing costs 5 ms at start
 
 LENGTH = Struct("!I")
 EVENT = Struct("!BIii")
+_INT = Struct("i")
 STARTED, FAILED, EXITED = 1, 2, 3
 NOT_FOUND, NOT_EXECUTABLE, BAD_DIRECTORY = 127, 126, 125  #: `value` of FAILED
 MAX_FDS = 64
@@ -62,11 +63,14 @@ def _leave(run: Any, *args: Any) -> NoReturn:
 
 
 def _zygote(requests: socket.socket) -> None:
+    os.closerange(3, requests.fileno())
+    os.closerange(requests.fileno() + 1, 1 << 20)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.umask(0o022)
     while True:
-        data, fds, _, _ = socket.recv_fds(requests, 65536, 1)
+        data, fds = _receive(requests, 65536, 1)
         if not data:
             return
         pid = os.fork()
@@ -75,6 +79,17 @@ def _zygote(requests: socket.socket) -> None:
             _leave(_become, marshal.loads(data), socket.socket(fileno=fds[0]))  # noqa: S302 - from the agent itself
         for fd in fds:
             os.close(fd)
+
+
+def _receive(requests: socket.socket, size: int, count: int) -> tuple[bytes, list[int]]:
+    """Receive bytes and descriptors that children do not inherit; `socket.recv_fds` ignores its flags."""
+    data, ancillary, _, _ = requests.recvmsg(size, socket.CMSG_LEN(count * _INT.size), socket.MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            whole = content[: len(content) - len(content) % _INT.size]
+            fds += [fd for (fd,) in _INT.iter_unpack(whole)]
+    return data, fds
 
 
 def _become(identity: tuple[int, int, list[int], int], requests: socket.socket) -> None:
@@ -129,7 +144,7 @@ class Spawner:
             self._reap()
 
     def _receive(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._requests, 262144, MAX_FDS)
+        data, fds = _receive(self._requests, 262144, MAX_FDS)
         if not data:
             return False
         self._buffer += data
