@@ -1,95 +1,22 @@
 """./quickstart on this machine, with a data directory and ports of its own: what it does again, and what it leaves."""
 
 import contextlib
-import json
-import os
 import shutil
-import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SPACE = Path(sys.executable).with_name("space")
+Place = Any  # tests/conftest.py
 
 pytestmark = pytest.mark.root
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-@dataclass(frozen=True)
-class Place:
-    """A data directory and two ports."""
-
-    data_dir: Path
-    environment: dict[str, str]
-
-    def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(part) for part in command],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env={**self.environment, **environment},
-            timeout=120,
-            check=False,
-        )
-
-    def quickstart(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self.run(ROOT / "quickstart", *arguments, **environment)
-
-    def space(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.run(SPACE, *arguments)
-
-    @property
-    def pids(self) -> list[int]:
-        return [int(path.read_text()) for path in sorted((self.data_dir / "run").glob("*.pid"))]
-
-    def kill(self) -> None:
-        """Do what a person does with `kill -9 $(cat run/*.pid)`."""
-        for pid in self.pids:
-            os.kill(pid, signal.SIGKILL)
-
-
-@pytest.fixture
-def place(tmp_path: Path, templates_dir: Path) -> Iterator[Place]:
-    data_dir = tmp_path / "data"
-    data_dir.mkdir(mode=0o700)
-    (data_dir / "templates").symlink_to(templates_dir)
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": "/root",
-        "SPACE_DATA_DIR": str(data_dir),
-        "SPACE_LISTEN": f"127.0.0.1:{free_port()}",
-        "SPACE_DATA_PLANE_LISTEN": f"127.0.0.1:{free_port()}",
-    }
-    place = Place(data_dir, environment)
-    yield place
-    for sandbox in _sandboxes(place):
-        place.space("sandbox", "delete", sandbox["id"])
-    place.quickstart("--stop")
-    for pid in place.pids:  # there is none unless the stop failed
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _sandboxes(place: Place) -> list[dict[str, str]]:
-    listed = place.space("sandbox", "list", "-o", "json")
-    answer = json.loads(listed.stdout) if listed.returncode == 0 else []
-    found: list[dict[str, str]] = answer["items"] if isinstance(answer, dict) else answer
-    return found
 
 
 def test_it_ends_with_a_program_that_has_run_and_says_how_to_go_on_and_how_to_stop(place: Place) -> None:
@@ -99,7 +26,7 @@ def test_it_ends_with_a_program_that_has_run_and_says_how_to_go_on_and_how_to_st
         assert promised in ran.stdout
     assert "space run -- python3 -c 'print(6*7)'" in ran.stdout
     assert "./quickstart --stop" in ran.stdout
-    assert _sandboxes(place) == []
+    assert place.sandboxes() == []
 
 
 def test_run_again_it_changes_nothing_and_keeps_the_server(place: Place) -> None:
