@@ -16,6 +16,7 @@ from space.storage.sql.reader import Reader
 from space.storage.sql.values import instant, milliseconds
 from space.storage.sql.writer import Tx, Writer
 
+_LOGINS_KEPT_MS = 7 * 24 * 3600 * 1000  # streams opened with a login go on after it has expired, and ask whose it was
 _USER = "id, project_id, email, role, is_disabled, created_at"
 _QUOTAS = ("max_sandboxes", "max_vcpus", "max_memory_mib", "max_disk_mib", "max_creates_per_minute")
 _PROJECT = f"id, name, {', '.join(_QUOTAS)}, created_at"
@@ -230,7 +231,7 @@ def _change_project(tx: Tx, project_id: str, changes: Mapping[str, Any], entry: 
 
 def _purge(tx: Tx, now: int) -> None:
     tx.execute("DELETE FROM session_tokens WHERE expires_at <= ?", (now,))
-    tx.execute("DELETE FROM tokens WHERE kind = 'login' AND expires_at <= ?", (now,))
+    tx.execute("DELETE FROM tokens WHERE kind = 'login' AND expires_at <= ?", (now - _LOGINS_KEPT_MS,))
 
 
 def _user(row: Any) -> User:

@@ -45,6 +45,10 @@ class Reader:
         except sqlite3.Error as error:
             raise self._failure(error) from error
 
+    def data_version(self) -> int:
+        """Return a number that changes whenever another connection has committed, whatever process it is of."""
+        return int(self.row("PRAGMA data_version")[0])
+
     def close(self) -> None:
         self._is_open = False
         self._connection.close()

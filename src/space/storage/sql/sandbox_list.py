@@ -19,7 +19,7 @@ from space.storage.sql.reader import compiled
 from space.storage.sql.tables import sandbox_metadata, sandboxes
 from space.storage.sql.values import milliseconds
 
-_PLAIN = SandboxFilter()
+PLAIN = SandboxFilter()  #: no filter at all
 _NEWEST = "SELECT id, version FROM sandboxes WHERE project_id = ? AND state <> 'deleted' ORDER BY id DESC LIMIT ?"
 _NEWEST_AFTER = (
     "SELECT id, version FROM sandboxes WHERE project_id = ? AND state <> 'deleted' AND id < ? ORDER BY id DESC LIMIT ?"
@@ -29,7 +29,7 @@ _NEWEST_AFTER = (
 def query(project_id: ProjectId, where: SandboxFilter, *, limit: int, cursor: str | None) -> tuple[str, Any]:
     """Return SQL and parameters that select `(id, version)` of one page."""
     after = _read_cursor(cursor, where) if cursor is not None else None
-    if where == _PLAIN:  # by far the most frequent, so it is not composed each time
+    if where == PLAIN:  # by far the most frequent, so it is not composed each time
         return (_NEWEST, (project_id, limit)) if after is None else (_NEWEST_AFTER, (project_id, after, limit))
     return compiled(_compose(project_id, where, limit, after))
 

@@ -15,12 +15,14 @@ from space.core.sandbox import AutoLifecycle, Sandbox
 from space.core.store import Change, Changed, Creation, Page, SandboxFilter
 from space.storage.sql import admission, audit, events, idempotency, processes, sandbox_list, sandbox_rows
 from space.storage.sql.reader import Reader
+from space.storage.sql.sandbox_list import PLAIN
 from space.storage.sql.values import milliseconds, optional_milliseconds, to_json
 from space.storage.sql.writer import Tx, Writer
 
 _VERSION = "SELECT version FROM sandboxes WHERE id = ?"
 _MANY = f"SELECT {sandbox_rows.COLUMNS} FROM sandboxes WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
 _CACHED = 20_000  # rows, about 1.5 KiB each
+_CACHED_PAGES = 256
 
 
 class SqlSandboxes:
@@ -30,6 +32,7 @@ class SqlSandboxes:
         self._writer = writer
         self._reader = reader
         self._cache: dict[str, Sandbox] = {}  # the newest version that was read; checked against the row each time
+        self._pages: dict[Any, tuple[int, Page[Sandbox]]] = {}  # of plain lists, each good until the next commit
 
     async def create(self, creation: Creation) -> None:
         await self._writer.run(lambda tx: admission.create(tx, creation))
@@ -50,6 +53,19 @@ class SqlSandboxes:
     async def list(
         self, project_id: ProjectId, where: SandboxFilter, *, limit: int, cursor: str | None
     ) -> Page[Sandbox]:
+        if where != PLAIN:
+            return self._page(project_id, where, limit, cursor)
+        key, data_version = (project_id, limit, cursor), self._reader.data_version()
+        known = self._pages.get(key)
+        if known is not None and known[0] == data_version:
+            return known[1]
+        page = self._page(project_id, where, limit, cursor)
+        if len(self._pages) >= _CACHED_PAGES:
+            self._pages.clear()
+        self._pages[key] = data_version, page
+        return page
+
+    def _page(self, project_id: ProjectId, where: SandboxFilter, limit: int, cursor: str | None) -> Page[Sandbox]:
         found = self._reader.rows(*sandbox_list.query(project_id, where, limit=limit + 1, cursor=cursor))
         shown = found[:limit]
         cache = self._cache
