@@ -90,10 +90,8 @@ async def _trial(runsc: Runsc) -> str | None:
             # Kills what detached itself from a call that was killed for taking too long.
             await asyncio.to_thread(_kill_all, trial.root)
             if error.returncode is not None:
-                said: Sequence[str] = error.stderr.strip().splitlines() or [str(error)]
-                return (
-                    f"a trial sandbox did not run ({said[-1][:300]}); runsc --debug --debug-log=/tmp/runsc/ tells more"
-                )
+                said = (error.stderr.strip().splitlines() or [str(error)])[-1]
+                return f"a trial sandbox did not run: {said[:300]}; runsc --debug --debug-log=/tmp/runsc/ tells more"
     return None
 
 
