@@ -15,10 +15,11 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from space.core.errors import InsufficientStorage, RuntimeFailed, StaleGeneration
+from space.core.errors import RuntimeFailed, StaleGeneration
 from space.core.ids import SandboxId, is_id
 from space.core.node import MachineRef
 from space.core.ports import Clock
+from space.node.full_disk import full_disk_refuses
 
 KEEP_TOMBSTONES = 7 * 24 * 3600  #: seconds
 COMPACT_BYTES = 4 << 20
@@ -132,12 +133,8 @@ class Generations:
             if line not in self._pending:
                 return  # whoever held the lock wrote it along with its own
             batch, self._pending = self._pending, []
-            try:
+            with full_disk_refuses("the record of its machines"):
                 await anyio.to_thread.run_sync(self._append, b"".join(batch))
-            except OSError as error:
-                raise InsufficientStorage(
-                    f"cannot write {self._path}: {error.strerror}; free some disk space"
-                ) from error
             if self._size > COMPACT_BYTES + 200 * len(self._known):
                 await anyio.to_thread.run_sync(self._rewrite)
 

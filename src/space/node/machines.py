@@ -5,7 +5,7 @@ which is swept; or a handle, which is re-adopted.  `Generations` fences all of i
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from space.core.ids import SandboxId
 from space.core.node import Exit, MachineOrder, MachineRef, MachineSpec
 from space.core.ports import Clock, Machine, MachineExited, Runtime, Templates
 from space.host.failpoint import failpoint
+from space.node.full_disk import full_disk_refuses
 from space.node.generations import Generations, Phase
 from space.node.live import LiveMachine
 from space.node.observations import Observations
@@ -164,20 +165,22 @@ class Machines:
 
     async def _start(self, record: MachineRecord, runtime: Runtime) -> Machine:
         """Start the machine of a record, or leave nothing."""
-        machine: Machine | None = None
+        started: list[Machine] = []
         try:
-            await anyio.to_thread.run_sync(record.write_intent)
+            with full_disk_refuses("another machine"):
+                await anyio.to_thread.run_sync(record.write_intent)
             failpoint("ensure.after_intent")
             with anyio.CancelScope(shield=True):  # a start that is cut off half way would have to be searched for
-                machine = await runtime.start(self._spec(record))
+                started.append(await runtime.start(self._spec(record)))
             failpoint("ensure.after_start")
-            await anyio.to_thread.run_sync(record.write_handle, machine.handle)
+            with full_disk_refuses("another machine"):
+                await anyio.to_thread.run_sync(record.write_handle, started[0].handle)
             failpoint("ensure.after_handle")
-            return machine
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._discard(record, machine)
+                await self._discard(record, started)
             raise
+        return started[0]
 
     def _spec(self, record: MachineRecord) -> MachineSpec:
         return record.spec(agent_dir=self._parts.settings.agent_dir, agent_port=self._parts.settings.agent_port)
@@ -251,10 +254,10 @@ class Machines:
             del self._live[ref.sandbox_id]
         log.info("machine.ended", machine=ref.machine_id, reason=exit.reason, asked=live.is_asked_to_end)
 
-    async def _discard(self, record: MachineRecord, machine: Machine | None) -> None:
+    async def _discard(self, record: MachineRecord, started: Sequence[Machine]) -> None:
         """Undo a start that failed."""
         try:
-            if machine is not None:
+            for machine in started:
                 await machine.stop()
             await self._forget(record)
         except (SpaceError, OSError) as error:

@@ -127,7 +127,9 @@ def _write(path: Path, text: str) -> None:
     temporary = path.with_suffix(".new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, text.encode())
+        view = memoryview(text.encode())
+        while view:
+            view = view[os.write(fd, view) :]
     finally:
         os.close(fd)
     temporary.replace(path)

@@ -1,6 +1,5 @@
 """All journals of this node: `journals/<session id>`."""
 
-import errno
 import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
@@ -8,9 +7,10 @@ from pathlib import Path
 
 import structlog
 
-from space.core.errors import Conflict, InsufficientStorage, NotFound
+from space.core.errors import Conflict, NotFound
 from space.core.ids import SessionId, is_id
 from space.core.journal import JournalRecord, Trimmed
+from space.node.full_disk import full_disk_refuses
 from space.node.journal.file import Journal
 from space.node.journal.layout import Damaged
 from space.node.journal.reader import read_journal
@@ -61,12 +61,8 @@ class JournalFolder:
             if known.head.process_id != head.process_id:
                 raise Conflict(f"session {head.session_id} belongs to process {known.head.process_id}")
             return known
-        try:
+        with full_disk_refuses("another journal"):
             journal = Journal.create(self._path / head.session_id, head, limit_bytes=self._limit)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise InsufficientStorage("the node's disk for journals is full; free some space on it") from error
-            raise
         self._open[head.session_id] = journal
         return journal
 

@@ -1,0 +1,86 @@
+"""An agent that lies: it can harm its own machine's commands only."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.node.conftest import Ids
+from tests.node.harness import WallClock
+
+from space.core.command import CommandSpec
+from space.core.ids import ProcessId
+from space.core.node import MachineRef
+from space.core.ports import ProcessOrder
+from space.node.guest import Exited, Output
+from space.node.journal.folder import JournalFolder
+from space.node.observations import Observations
+from space.node.sessions import Session, Sessions
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Sessions:
+    made = Sessions(JournalFolder(tmp_path / "journals", limit_bytes=1 << 30), Observations(), WallClock())
+    made.load()
+    return made
+
+
+def begin(sessions: Sessions, ids: Ids, ref: MachineRef) -> tuple[ProcessId, Session]:
+    order = ProcessOrder(process_id=ids.process(), session_id=ids.session(), spec=CommandSpec(argv=("true",)))
+    _, session = sessions.open(ref, order)
+    assert session is not None
+    session.began.set()
+    return order.process_id, session
+
+
+async def test_it_cannot_write_to_a_command_of_another_machine(sessions: Sessions, ids: Ids) -> None:
+    mine, theirs = ids.ref(), ids.ref()
+    process_id, session = begin(sessions, ids, theirs)
+    before = session.journal.end
+    await sessions.deliver(mine, Output(process_id, "stdout", 0, b"forged"))
+    await sessions.deliver(mine, Exited(process_id, 0, None, None, 0, 0))
+    await sessions.deliver(MachineRef(theirs.sandbox_id, 2), Output(process_id, "stdout", 0, b"forged"))
+    assert session.journal.end == before
+    assert not session.journal.is_final
+
+
+async def test_it_cannot_leave_bytes_out_or_use_streams_that_are_not_there(sessions: Sessions, ids: Ids) -> None:
+    ref = ids.ref()
+    process_id, session = begin(sessions, ids, ref)
+    with pytest.raises(ValueError, match="only 0 bytes"):
+        await sessions.deliver(ref, Output(process_id, "stdout", 10, b"late"))
+    with pytest.raises(ValueError, match="does not have"):
+        await sessions.deliver(ref, Output(process_id, "pty", 0, b"x"))
+    assert session.journal.written == (0, 0, 0)
+
+
+async def test_it_cannot_add_to_a_command_that_has_ended(sessions: Sessions, ids: Ids) -> None:
+    ref = ids.ref()
+    process_id, session = begin(sessions, ids, ref)
+    await sessions.deliver(ref, Exited(process_id, 3, None, None, 0, 0))
+    end = session.journal.end
+    await sessions.deliver(ref, Output(process_id, "stdout", 0, b"late"))
+    await sessions.deliver(ref, Exited(process_id, 0, None, None, 0, 0))
+    assert session.journal.end == end
+    assert session.journal.status().exit_code == 3
+
+
+async def test_an_end_that_it_cannot_tell_is_lost_not_invented(sessions: Sessions, ids: Ids) -> None:
+    ref = ids.ref()
+    process_id, session = begin(sessions, ids, ref)
+    await sessions.deliver(ref, Exited(process_id, None, None, "lost", 0, 0))
+    status = session.journal.status()
+    assert (status.is_lost, status.exit_code, status.reason) == (True, None, "process_lost")
+
+
+async def test_output_before_the_start_waits_for_it(sessions: Sessions, ids: Ids) -> None:
+    ref = ids.ref()
+    process_id, session = begin(sessions, ids, ref)
+    session.began.clear()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sessions.deliver, ref, Output(process_id, "stdout", 0, b"early"))
+        await anyio.sleep(0.02)
+        assert session.journal.written == (0, 0, 0)
+        session.began.set()
+    assert session.journal.written == (5, 0, 0)
