@@ -161,6 +161,19 @@ async def test_attacker_cannot_guess_a_password_by_trying_many(tmp_path: Path) -
         assert await attempt("2001:db8::2", "another@example.com") == "rate_limited"  # the same /64
 
 
+async def test_attacker_cannot_make_a_queue_of_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("space.control.passwords._MAX_WAITING", 3)
+    async with command_plane(tmp_path, is_working=False) as parts:
+        outcomes = await asyncio.gather(
+            *(
+                parts.accounts.login(f"u{number}@x", "wrong", address=f"10.1.0.{number}", request_id="r")
+                for number in range(8)
+            ),
+            return_exceptions=True,
+        )
+        assert {type(outcome).__name__ for outcome in outcomes} == {"Unauthenticated", "Unavailable"}
+
+
 async def test_signing_in_often_is_no_attack(tmp_path: Path) -> None:
     async with command_plane(tmp_path, is_working=False) as parts:
         await a_user(parts)

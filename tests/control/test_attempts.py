@@ -37,7 +37,7 @@ def test_a_refused_attempt_does_not_count() -> None:
 def test_a_success_takes_back_only_itself() -> None:
     attempts = Attempts(FakeClock(), by_account=Allowance(failures=3, seconds=10))
     attempts.begin(address="10.0.0.1", account="a")
-    attempts.begin(address="10.0.0.1", account="a").succeeded()
+    attempts.begin(address="10.0.0.1", account="a").take_back()
     attempts.begin(address="10.0.0.1", account="a")
     attempts.begin(address="10.0.0.1", account="a")
     with pytest.raises(LimitExceeded):

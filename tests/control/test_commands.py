@@ -152,6 +152,26 @@ async def test_a_command_that_the_guest_did_not_start_never_starts_later(tmp_pat
         assert (process.state, process.reason) == (ProcessState.EXITED, "not_started")
 
 
+async def test_a_caller_that_leaves_before_the_commit_leaves_nothing_to_start(tmp_path: Path) -> None:
+    node = FakeNode()
+    async with command_plane(tmp_path, node=node) as parts:
+        sandbox = await parts.plane.running()
+        for making in (
+            parts.commands.create(parts.call(), sandbox.id, command(start_now=True)),
+            parts.commands.exec(parts.call(), sandbox.id, command()),
+        ):
+            task = asyncio.create_task(making)
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await parts.commands.aclose()
+        await parts.commands.reconcile()
+        assert node.sessions == {}
+        items = (await parts.commands.list(parts.who, sandbox.id)).items
+        assert {(item.state, item.reason) for item in items} <= {(ProcessState.EXITED, "not_started")}
+
+
 async def test_a_sandbox_that_does_not_run_takes_no_commands(tmp_path: Path) -> None:
     async with command_plane(tmp_path) as parts:
         sandbox = await parts.plane.running()

@@ -10,7 +10,7 @@ from space.control.passwords import Passwords, check_password
 from space.control.secret import digest, is_token, make_password, make_token, shown_prefix
 from space.control.tokens import Tokens
 from space.core.account import ALL_SCOPES, Call, Principal, Project, Role, Scope, Token, TokenKind, User
-from space.core.errors import FailedPrecondition, InvalidRequest, NotFound, Unauthenticated
+from space.core.errors import FailedPrecondition, InvalidRequest, NotFound, Unauthenticated, Unavailable
 from space.core.event import AuditEntry
 from space.core.ids import ProjectId, TokenId, UserId
 from space.core.ports import Clock
@@ -94,7 +94,11 @@ class Accounts:
         email = email[: 2 * MAX_EMAIL].strip().casefold().encode(errors="replace").decode()[: MAX_EMAIL + 1]
         attempt = self._attempts.begin(address=address, account=email)
         found = await self._store.accounts.find_login(email)
-        is_right = await self._passwords.verify(password, found[1] if found is not None else None)
+        try:
+            is_right = await self._passwords.verify(password, found[1] if found is not None else None)
+        except Unavailable:
+            attempt.take_back()  # nothing was tried
+            raise
         now = self._clock.now()
         if found is None or not is_right or found[0].is_disabled:
             await self._store.audit.append(_of_login(now, request_id, address, user=found[0] if found else None))
@@ -104,7 +108,7 @@ class Accounts:
         token = self._login_token(user, secret, now)
         audit = _of_login(now, request_id, address, user=user, token=token)
         await self._store.accounts.add_login(token, digest(secret), password_hash, audit)
-        attempt.succeeded()
+        attempt.take_back()
         assert token.expires_at is not None  # noqa: S101 - every login has an end
         return Login(secret=secret, expires_at=token.expires_at, user=user)
 

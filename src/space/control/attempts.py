@@ -86,8 +86,8 @@ class Attempt:
         self._keys = keys
         self._at = at
 
-    def succeeded(self) -> None:
-        """Take the attempt back."""
+    def take_back(self) -> None:
+        """Count it no longer: it succeeded, or nothing was tried."""
         for key in self._keys:
             self._attempts.forgive(key, self._at)
 

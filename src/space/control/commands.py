@@ -82,7 +82,7 @@ class Commands:
         check_command(spec)
         new, secret = self._new(call, sandbox_id, spec, start=spec.start_now)
         async with self._starts.alone(new.process.session_id):
-            process = await self._store.processes.create(new)
+            process = await self._record(new, call)
             failpoint("command.after_create")
             if spec.start_now:
                 await self._start_now(process, call)
@@ -109,7 +109,7 @@ class Commands:
         began = self._clock.monotonic()
         new, _ = self._new(call, sandbox_id, spec, start=True, with_token=False)
         async with self._starts.alone(new.process.session_id):
-            process = await self._store.processes.create(new)
+            process = await self._record(new, call)
             failpoint("exec.after_create")
             await self._start_now(process, call)
         return await self._collect(process, began, max_output_bytes, kill_when_left=True)
@@ -261,6 +261,15 @@ class Commands:
             process=process, token=token if with_token else None, audit=audit, idempotency=call.idempotency
         )
         return new, secret
+
+    async def _record(self, new: NewProcess, call: Call) -> Process:
+        """Commit; a caller that leaves meanwhile must not leave behind what a restart would start."""
+        try:
+            return await self._store.processes.create(new)
+        except asyncio.CancelledError:
+            if new.process.is_start_requested and call.idempotency is None:
+                await self._cleanups.finish("end of a command that nobody waited for", self._give_up(new.process))
+            raise
 
     async def _start_now(self, process: Process, call: Call) -> None:
         """Start a process that was just recorded; if that fails, it must not start later without its caller knowing.

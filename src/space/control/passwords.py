@@ -8,10 +8,11 @@ from typing import TypeVar
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from space.core.errors import InvalidRequest
+from space.core.errors import InvalidRequest, Unavailable
 
 MIN_LENGTH = 12
 MAX_LENGTH = 256
+_MAX_WAITING = 64  # a few seconds' worth; a flood must not make a queue of minutes
 T = TypeVar("T")
 
 
@@ -23,6 +24,7 @@ class Passwords:
 
     def __init__(self, *, at_once: int = 2) -> None:
         self._slots = asyncio.Semaphore(at_once)
+        self._waiting = 0
         self._nobody: str | None = None
 
     async def hash(self, password: str) -> str:
@@ -44,8 +46,14 @@ class Passwords:
             return False
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        async with self._slots:
-            return await asyncio.to_thread(work)
+        if self._waiting >= _MAX_WAITING:
+            raise Unavailable("too many people sign in at once; try again in a moment", retry_after=2)
+        self._waiting += 1
+        try:
+            async with self._slots:
+                return await asyncio.to_thread(work)
+        finally:
+            self._waiting -= 1
 
 
 def check_password(password: str, *, email: str) -> None:

@@ -123,14 +123,17 @@ class Tokens:
         self.forget()
 
     async def is_revoked(self, token_id: TokenId) -> bool:
-        """Whether a token has ended by revocation, expiry or its user; what is known is at most five seconds old."""
+        """Whether a token was taken away, or its user disabled; what is known is at most five seconds old.
+
+        Its expiry does not count: this is asked for streams that are open, which only a revocation cuts.
+        """
         now = self._clock.monotonic()
         known = self._good.get(token_id)
         if known is not None and now - known[1] < self._cache_seconds:
             return not known[0]
         changes = self._changes
         token = await self._store.accounts.find_token(token_id)
-        is_good = token is not None and self._is_good(token) and await self._has_user(token)
+        is_good = token is not None and token.revoked_at is None and await self._has_user(token)
         if changes == self._changes:
             if len(self._good) >= _MAX_CACHED:
                 self._good.clear()
