@@ -11,6 +11,8 @@ from space.app.compose import runtimes_of
 from space.config import Settings
 from space.core.node import Capabilities
 from space.host.instance import Instance
+from space.runtimes.doctor import probe_all
+from space.runtimes.kvm import unavailable_runtimes
 
 #: program → Debian package that brings it
 PROGRAMS = {"ip": "iproute2", "nft": "nftables", "mmdebstrap": "mmdebstrap", "mkfs.ext4": "e2fsprogs"}
@@ -24,9 +26,6 @@ def doctor(settings: Settings | None = None) -> list[dict[str, Any]]:
         instance = Instance(instance_file.read_text().strip())
     except OSError:
         instance = Instance("0" * 16)
-    from space.runtimes.doctor import probe_all
-    from space.runtimes.kvm import unavailable_runtimes
-
     probed = asyncio.run(probe_all([*runtimes_of(instance), *unavailable_runtimes()]))
     return [*map(_runtime_row, probed), *_host_rows(settings)]
 

@@ -17,6 +17,7 @@ from space.core.operation import Operation, Status
 from space.core.ports import Clock, NodeClient, Templates
 from space.core.sandbox import AutoLifecycle, Sandbox, SandboxSpec
 from space.core.store import Change, Changed, Creation, Page, Room, SandboxFilter, Store
+from space.core.template import Template
 
 __all__ = ["Page", "SandboxFilter", "Sandboxes"]
 
@@ -141,11 +142,22 @@ class Sandboxes:
             if not await self._store.events.read(sandbox_id, after=after, limit=1):
                 await watch.wait(seconds)
 
+    async def _template(self, who: Principal, reference: str) -> Template:
+        """Find a template that the caller may use; one that it may not use is refused whether it exists or not."""
+        try:
+            template = await self._templates.resolve(reference)
+            names = {reference, template.name, template.digest}
+        except NotFound:
+            if who.templates is None or reference in who.templates:
+                raise
+            names = set()
+        if who.templates is not None and not who.templates & names:
+            raise PermissionDenied(f"this token may not use template {reference[:128]}", field="template")
+        return template
+
     async def _creation(self, call: Call, spec: SandboxSpec) -> Creation:
         who = call.principal
-        template = await self._templates.resolve(spec.template)
-        if who.templates is not None and not who.templates & {spec.template, template.name, template.digest}:
-            raise PermissionDenied(f"this token may not use template {spec.template[:128]}", field="template")
+        template = await self._template(who, spec.template)
         facts = [await self._node.facts()]
         runtime = choose_runtime(facts, wanted=spec.runtime, default=self._runtime)
         node = choose_node(
