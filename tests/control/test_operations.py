@@ -183,6 +183,19 @@ async def test_a_machine_that_never_answers_fails_at_the_deadline(tmp_path: Path
         assert (await plane.get(sandbox.id)).reason == "boot_timeout"
 
 
+async def test_a_create_is_not_tried_again_after_its_deadline(tmp_path: Path) -> None:
+    clock, node = FakeClock(), FakeNode()
+    node.gate = asyncio.Event()
+    async with control_plane(tmp_path, node=node, clock=clock, create_deadline_seconds=60) as plane:
+        _, operation = await plane.create()
+        await node.entered.wait()
+        clock.advance(61)
+        node.tombstones[operation.sandbox_id] = 9  # the attempt under way fails now
+        node.gate.set()
+        ended = await plane.ended(operation)
+        assert (ended.status, ended.attempt) == (Status.FAILED, 1)
+
+
 async def test_a_delete_is_tried_until_it_succeeds(tmp_path: Path) -> None:
     clock, node = FakeClock(), FakeNode()
     async with control_plane(tmp_path, node=node, clock=clock) as plane:

@@ -9,6 +9,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
@@ -201,10 +202,18 @@ class Histories(RuleBasedStateMachine):
         assert {row[0] for row in statuses} <= {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED}
 
 
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(
+HISTORY = settings(
     max_examples=40,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+class TestHistories(Histories.TestCase):  # type: ignore[misc, name-defined]  # made by hypothesis
+    settings = HISTORY
+
+
+@pytest.mark.soak
+class TestLongHistories(Histories.TestCase):  # type: ignore[misc, name-defined]
+    settings = settings(HISTORY, max_examples=400, stateful_step_count=60)

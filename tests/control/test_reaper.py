@@ -9,13 +9,18 @@ import pytest
 
 from space.control.activity import Activity
 from space.control.reaper import PRINCIPAL, Reaper
+from space.core.command import CommandSpec, Process, ProcessState
 from space.core.errors import NotFound
+from space.core.ids import ProcessId, SessionId
 from space.core.lifecycle import State
+from space.core.node import MachineRef
 from space.core.operation import Status
-from space.core.sandbox import AutoLifecycle, OnIdle
-from space.core.store import AuditFilter
+from space.core.ports import ProcessOrder
+from space.core.sandbox import AutoLifecycle, OnIdle, Sandbox
+from space.core.store import AuditFilter, NewProcess
 from space.testing.clock import FakeClock
 from space.testing.control_plane import ControlPlane, a_call, control_plane
+from space.testing.rows import START, entry, new_id
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +98,40 @@ async def test_activity_keeps_it_even_before_it_is_written(timed: Timed) -> None
     timed.clock.advance(1)
     await timed.reap()
     assert (await timed.plane.get(sandbox.id)).state is State.DELETED
+
+
+async def running_process(timed: Timed, sandbox: Sandbox) -> SessionId:
+    """Record a process and start it on the node."""
+    process = Process(
+        id=ProcessId(new_id("prc")),
+        session_id=SessionId(new_id("ses")),
+        sandbox_id=sandbox.id,
+        project_id=sandbox.project_id,
+        generation=0,
+        spec=CommandSpec(argv=("sleep", "1000")),
+        state=ProcessState.CREATED,
+        created_at=timed.clock.now(),
+    )
+    made = await timed.plane.store.processes.create(NewProcess(process=process, token=None, audit=entry()))
+    order = ProcessOrder(process_id=made.id, session_id=made.session_id, spec=made.spec)
+    status = await timed.plane.node.start_process(MachineRef(sandbox.id, made.generation), order)
+    await timed.plane.store.processes.observe(status)
+    return made.session_id
+
+
+async def test_output_keeps_an_idle_sandbox_and_silence_does_not(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=IDLE)
+    session_id = await running_process(timed, sandbox)
+    for _ in range(3):
+        timed.plane.node.write_output(session_id, b"still here")
+        timed.clock.advance(60)
+        await timed.reap()
+        assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+    timed.clock.advance(60)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.DELETED
+    (process,) = (await timed.plane.store.processes.list(sandbox.id, ended_after=START, limit=9, cursor=None)).items
+    assert (process.state, process.reason) == (ProcessState.LOST, "sandbox_deleted")
 
 
 async def test_deleted_sandboxes_are_forgotten_after_a_day(timed: Timed) -> None:

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import structlog
@@ -77,7 +77,12 @@ class Operations:
 @dataclass(slots=True)
 class _Driven:
     operation: Operation
+    leased_until: datetime
     task: "asyncio.Task[Any] | None"
+
+    @property
+    def key(self) -> tuple[OperationId, int]:
+        return self.operation.id, self.operation.attempt
 
 
 class Worker:
@@ -105,7 +110,7 @@ class Worker:
         self._max_attempts = max_attempts
         self._poll_seconds = poll_seconds
         self._steps = steps
-        self._driven: dict[OperationId, _Driven] = {}
+        self._driven: dict[tuple[OperationId, int], _Driven] = {}  # by id and attempt: each claim is another
         self._tasks: asyncio.TaskGroup | None = None
 
     def lease(self) -> Lease:
@@ -117,8 +122,8 @@ class Worker:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
-                tasks.create_task(self._renew_leases())
                 while True:
+                    await self._renew_leases()  # before claiming: after a long stall it would claim its own
                     await self._claim()
                     await self._clock.sleep(self._poll_seconds)
             finally:
@@ -160,8 +165,8 @@ class Worker:
         try:
             room = _MAX_DRIVEN - len(self._driven)
             claimed = await self._store.operations.claim(self.lease(), now=self._clock.now(), limit=max(0, room))
-        except SpaceError as error:
-            log.warning("operation.not_claimed", error=error.message)
+        except Exception as error:  # the worker must outlive whatever the store does
+            log.warning("operation.not_claimed", error=repr(error))
             return
         for operation in claimed:
             log.info("operation.claimed", operation=operation.id, kind=operation.kind, attempt=operation.attempt)
@@ -169,24 +174,27 @@ class Worker:
                 self._tasks.create_task(self._drive(operation))
 
     async def _renew_leases(self) -> None:
-        while True:
-            await self._clock.sleep(self._lease_seconds / 3)
-            for driven in list(self._driven.values()):
-                await self._renew(driven)
+        now = self._clock.now()
+        due = now + timedelta(seconds=self._lease_seconds * 2 / 3)
+        async with asyncio.TaskGroup() as renewals:
+            for driven in self._driven.values():
+                if driven.leased_until <= due:
+                    renewals.create_task(self._renew(driven))
 
     async def _renew(self, driven: _Driven) -> None:
+        lease = self.lease()
         try:
-            await self._store.operations.renew(driven.operation, self.lease())
+            await self._store.operations.renew(driven.operation, lease)
+            driven.leased_until = lease.until
         except StaleVersion:
-            if driven.task is not None and driven.operation.id in self._driven:
+            if driven.task is not None and driven.key in self._driven:
                 driven.task.cancel()  # another one drives it, or it was preempted
-        except SpaceError as error:
-            log.warning("operation.lease_not_renewed", operation=driven.operation.id, error=error.message)
+        except Exception as error:
+            log.warning("operation.lease_not_renewed", operation=driven.operation.id, error=repr(error))
 
     async def _drive(self, operation: Operation) -> None:
-        if operation.id in self._driven:
-            return
-        driven = self._driven[operation.id] = _Driven(operation, asyncio.current_task())
+        driven = _Driven(operation, operation.lease_until or self._clock.now(), asyncio.current_task())
+        self._driven[driven.key] = driven
         begun = self._clock.monotonic()
         try:
             status = await self._run(driven)
@@ -205,13 +213,13 @@ class Worker:
                 seconds=seconds,
             )
         finally:
-            del self._driven[operation.id]
+            del self._driven[driven.key]
 
     async def _run(self, driven: _Driven) -> str:
         operation = driven.operation
         sandbox = await self._store.sandboxes.find(operation.sandbox_id)
-        if sandbox is None:
-            raise StaleVersion(f"the sandbox of operation {operation.id} is gone")
+        if sandbox is None or sandbox.held_by != operation.id:
+            raise StaleVersion(f"operation {operation.id} no longer holds its sandbox")
         if operation.attempt > _MAX_CLAIMS and operation.kind is not Kind.DELETE:
             return await self._failed(operation, DeadlineExceeded("every server that drove this died of it"))
         context = StepContext(sandbox=sandbox, operation=operation, node=self._node)
@@ -240,8 +248,7 @@ class Worker:
         """Try again later, or end the operation: a delete is tried for ever, all others a few times."""
         described = _describe(error)
         log.warning("operation.step_failed", operation=operation.id, kind=operation.kind, error=repr(error))
-        is_endless = operation.kind is Kind.DELETE
-        if is_endless or (operation.attempt < self._max_attempts and not isinstance(error, _FINAL)):
+        if operation.kind is Kind.DELETE or self._may_retry(operation, error):
             seconds = min(30.0, 0.5 * 2 ** min(operation.attempt, 10))
             await self._store.operations.postpone(
                 operation, until=self._clock.now() + timedelta(seconds=seconds), error=described
@@ -253,6 +260,12 @@ class Worker:
         outcome = Outcome(status=Status.FAILED, at=self._clock.now(), error=described, reason=_reason(error))
         _, finished = await self._store.operations.finish(operation, outcome)
         return finished.status
+
+    def _may_retry(self, operation: Operation, error: Exception) -> bool:
+        if operation.attempt >= self._max_attempts or isinstance(error, _FINAL):
+            return False
+        begun = operation.started_at or operation.created_at
+        return (self._clock.now() - begun).total_seconds() < self._deadline
 
     async def _clear_up(self, machine: MachineRef) -> None:
         try:
