@@ -161,7 +161,11 @@ install_packages() { # PACKAGE…: what is missing of them, and of the packages 
 # ---- the Python environment
 
 lock_stamp() { # LOCK: what an environment made from it is marked with
-    { printf '%s\n' "$ROOT"; cat "$ROOT/requirements/$1.txt" "$ROOT/pyproject.toml"; } | sha256sum | cut -d' ' -f1
+    {
+        printf '%s\n' "$ROOT"
+        sed '/^\[tool\./,$d' "$ROOT/pyproject.toml" # what an installation sees: all before the settings of tools
+        cat "$ROOT/requirements/$1.txt"
+    } | sha256sum | cut -d' ' -f1
 }
 
 has_environment() { # LOCK

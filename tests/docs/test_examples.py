@@ -4,10 +4,11 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.e2e.instance import Instance
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -22,20 +23,29 @@ def blocks(name: str) -> list[tuple[str, str]]:
     return [(language, text) for language, text in found if not any(word in text for word in NOT_RUN)]
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, templates_dir: Path) -> Iterator[Instance]:
+    made = Instance(tmp_path_factory.mktemp("documents") / "data", templates_dir)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.remove()
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/getting-started.md"])
-def test_examples_run(document: str, place: Any, tmp_path: Path) -> None:
-    assert place.space("up", "--detach").returncode == 0
-    cli = json.loads((place.data_dir / "cli.json").read_text())
+def test_examples_run(document: str, server: Instance, tmp_path: Path) -> None:
+    cli = json.loads((server.data_dir / "cli.json").read_text())
     environment = {
-        **place.environment,
-        "PATH": f"{Path(sys.executable).parent}:{place.environment['PATH']}",
+        **server.environment,
+        "PATH": f"{Path(sys.executable).parent}:{server.environment['PATH']}",
         "SPACE_API_URL": cli["api_url"],
         "SPACE_API_TOKEN": cli["token"],
     }
     examples = blocks(document)
     assert len(examples) >= 2
     for language, text in examples:
-        here = text.replace("/var/lib/space/", f"{place.data_dir}/").replace("http://127.0.0.1:8470", cli["api_url"])
+        here = text.replace("/var/lib/space/", f"{server.data_dir}/").replace("http://127.0.0.1:8470", cli["api_url"])
         command = [sys.executable, "-c", here] if language == "python" else ["bash", "-eu", "-c", here]
         ran = subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False

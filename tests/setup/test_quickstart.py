@@ -1,36 +1,78 @@
 """./quickstart on this machine, with a data directory and ports of its own: what it does again, and what it leaves."""
 
 import contextlib
+import json
 import shutil
 import socket
 import sqlite3
 import subprocess
-import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.e2e.instance import Instance
 
 ROOT = Path(__file__).parents[2]
-SPACE = Path(sys.executable).with_name("space")
-Place = Any  # tests/conftest.py
 
 pytestmark = pytest.mark.root
 
 
-def test_it_ends_with_a_program_that_has_run_and_says_how_to_go_on_and_how_to_stop(place: Place) -> None:
-    ran = place.quickstart()
+class Place(Instance):
+    """An instance that ./quickstart starts."""
+
+    def quickstart(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [ROOT / "quickstart", *arguments],
+            env={**self.environment, **environment},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def sandboxes(self) -> list[dict[str, str]]:
+        answer = json.loads(self.space("sandbox", "list", "-o", "json").stdout)
+        found: list[dict[str, str]] = answer["items"] if isinstance(answer, dict) else answer
+        return found
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.environment["SPACE_LISTEN"].partition(":")
+        return host, int(port)
+
+
+@pytest.fixture
+def place(tmp_path: Path, templates_dir: Path) -> Iterator[Place]:
+    made = Place(tmp_path / "data", templates_dir)
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, templates_dir: Path) -> Iterator["Started"]:
+    """A place where ./quickstart has run, and what it said; its server is left running."""
+    made = Place(tmp_path_factory.mktemp("started") / "data", templates_dir)
+    yield made, made.quickstart()
+    made.remove()
+
+
+Started = tuple[Place, subprocess.CompletedProcess[str]]
+
+
+def test_it_ends_with_a_program_that_has_run_and_says_how_to_go_on_and_how_to_stop(started: Started) -> None:
+    place, ran = started
     assert ran.returncode == 0, ran.stderr
     for promised in ("The answer is 42", "Created a sandbox in", f"http://{place.environment['SPACE_LISTEN']}"):
         assert promised in ran.stdout
     assert "space run -- python3 -c 'print(6*7)'" in ran.stdout
     assert "./quickstart --stop" in ran.stdout
+    assert ran.stdout.count("password") == 1
     assert place.sandboxes() == []
 
 
-def test_run_again_it_changes_nothing_and_keeps_the_server(place: Place) -> None:
-    assert place.quickstart().returncode == 0
+def test_run_again_it_changes_nothing_and_keeps_the_server(started: Started) -> None:
+    place, _ = started
     pids = place.pids
     environment = {path: path.stat().st_mtime_ns for path in (ROOT / ".venv").glob("*.stamp")}
     again = place.quickstart()
@@ -50,8 +92,8 @@ def test_once_stops_what_it_started(place: Place) -> None:
     assert not _answers(place)
 
 
-def test_once_leaves_a_server_that_ran_before(place: Place) -> None:
-    assert place.quickstart().returncode == 0
+def test_once_leaves_a_server_that_ran_before(started: Started) -> None:
+    place, _ = started
     pids = place.pids
     assert place.quickstart("--once").returncode == 0
     assert place.pids == pids
@@ -63,11 +105,11 @@ def test_it_restarts_a_killed_server_whose_sandboxes_and_readers_go_on(place: Pl
     kept = place.space("sandbox", "create").stdout.strip()
     script = "for i in $(seq 1 30); do echo $i; sleep 0.2; done"
     with subprocess.Popen(
-        [SPACE, "run", "--", "sh", "-c", script], stdout=subprocess.PIPE, text=True, env=place.environment
+        place.argv("run", "--", "sh", "-c", script), stdout=subprocess.PIPE, text=True, env=place.environment
     ) as reader:
         assert reader.stdout is not None
         lines = [reader.stdout.readline() for _ in range(5)]
-        place.kill()
+        place.kill_9()
         restarted = place.quickstart()
         assert restarted.returncode == 0, restarted.stderr
         lines += list(reader.stdout)
@@ -79,8 +121,8 @@ def test_it_restarts_a_killed_server_whose_sandboxes_and_readers_go_on(place: Pl
 def test_it_replaces_the_server_of_another_checkout_and_keeps_its_sandboxes(place: Place, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(ROOT / "src", other / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    started = place.run(sys.executable, "-m", "space", "up", "--detach", PYTHONPATH=str(other / "src"))
-    assert started.returncode == 0, started.stderr
+    place.up(PYTHONPATH=str(other / "src"))
+    place.environment["PYTHONPATH"] = str(ROOT / "src")
     sandbox = place.space("sandbox", "create").stdout.strip()
     before = place.pids
     ran = place.quickstart()
@@ -112,21 +154,16 @@ def test_a_wrong_setting_is_named(place: Place) -> None:
 
 
 def test_a_port_that_is_taken_is_named(place: Place) -> None:
-    host, _, port = place.environment["SPACE_LISTEN"].partition(":")
-    with socket.create_server((host, int(port))):
+    with socket.create_server(place.address):
         ran = place.quickstart()
     assert ran.returncode == 1
-    assert port in ran.stderr
+    assert str(place.address[1]) in ran.stderr
     assert place.pids == []
 
 
 def _answers(place: Place) -> bool:
-    host, _, port = place.environment["SPACE_LISTEN"].partition(":")
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection((host, int(port)), timeout=1).close()
-        except ConnectionRefusedError:
-            return False
-        return True
-    return False
+    try:
+        socket.create_connection(place.address, timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
