@@ -1,5 +1,6 @@
 """A small guest for tests of runtimes, and hosts on which to start it."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -19,9 +20,13 @@ from space.host.network import Network
 from space.host.reaper import Reaper
 from space.runtimes.first_process import FirstProcess
 from space.runtimes.gvisor import GVisor, found
+from space.testing.conformance.runtime import eventually
 
 PORT = 7000
-APPLETS = "sh cat nc ip ping wget dd mount umount ps free true sleep id df chmod mkdir route head tail sync stat"
+APPLETS = (
+    "sh cat nc ip ping wget dd mount umount ps free true sleep id df chmod mkdir route head tail sync stat nslookup "
+    "tr cut sort grep ls rm mv wc kill"
+)
 SMALL = Resources(memory_mib=256, disk_mib=64)
 
 
@@ -97,6 +102,19 @@ class GVisorHost:
             agent_port=PORT,
             state_dir=state_dir,
         )
+
+    async def ask(self, machine: Machine, script: str, *, timeout: float = 30) -> str:
+        """Run a script as root in a guest whose first process is the shell server; return what it printed."""
+        stream = await eventually(lambda: machine.connect(PORT))
+        try:
+            await stream.send(f"{script}\nexit\n".encode())
+            answer = b""
+            async with asyncio.timeout(timeout):
+                while data := await stream.receive():
+                    answer += data
+            return answer.decode()
+        finally:
+            await stream.aclose()
 
     async def kill(self, machine: Machine) -> None:
         os.kill(machine.handle.pid, signal.SIGKILL)
