@@ -37,3 +37,16 @@ async def whole(tmp_path: Path) -> AsyncIterator[Server]:
 async def whole_client(whole: Server) -> AsyncIterator[httpx.AsyncClient]:
     async with whole.client() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    """One server for all tests of a module that call it wrongly and so change nothing."""
+    async with serving(tmp_path_factory.mktemp("shared"), FakeNode()) as made:
+        yield made
+
+
+@pytest.fixture
+async def shared_client(shared: Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with shared.client() as made:
+        yield made

@@ -6,6 +6,7 @@ errors that name the field, a body that is read only after the caller was let in
 takes a third of the time.
 """
 
+import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,14 +18,14 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from space.core.errors import InvalidRequest, NotFound, PayloadTooLarge, UnsupportedMediaType
-from space.core.ids import is_id
+from space.core.errors import DeadlineExceeded, InvalidRequest, NotFound, PayloadTooLarge, UnsupportedMediaType
 from space.server.request import ApiRequest
 from space.server.schemas import Query as QueryModel
 
 Handler = Callable[..., Awaitable[Response]]
 
 MAX_QUERY_BYTES = 16_384
+BODY_SECONDS = 30.0  #: for a JSON body to arrive; files and stdin are streams and take as long as they take
 MAX_SHOWN = 200  #: characters of a validation message that quotes the caller
 
 
@@ -100,16 +101,22 @@ class Binding:
             raise invalid(error, "body") from None
 
 
+def id_form(prefix: str) -> str:
+    """Return the pattern of ids of a kind."""
+    return f"^{prefix}[0-9a-v]{{25}}[048cgkos]$"
+
+
 class IdPrefix:
     """Marks a path parameter as an id of one kind."""
 
-    __slots__ = ("prefix",)
+    __slots__ = ("_form", "prefix")
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
+        self._form = re.compile(id_form(prefix))  # what `core.ids.is_id` says, at a twentieth of its time
 
     def check(self, name: str, value: str) -> None:
-        if not is_id(value, self.prefix):
+        if not self._form.fullmatch(value):
             noun = name.removesuffix("_id")
             raise NotFound(f"there is no such {noun}: its id is {self.prefix} and 26 characters 0-9a-v")
 
@@ -129,8 +136,9 @@ class Matches:
 
 def id_path(prefix: str, what: str, example: str) -> tuple[Path, IdPrefix]:
     """Return the marks of a path parameter that is an id: for FastAPI's document, and for the binding."""
-    pattern = f"^{prefix}[0-9a-v]{{25}}[048cgkos]$"
-    return Path(description=what, pattern=pattern, openapi_examples={"id": {"value": example}}), IdPrefix(prefix)
+    return Path(description=what, pattern=id_form(prefix), openapi_examples={"id": {"value": example}}), IdPrefix(
+        prefix
+    )
 
 
 async def read_body(request: ApiRequest, limit: int) -> bytes:
@@ -138,10 +146,19 @@ async def read_body(request: ApiRequest, limit: int) -> bytes:
 
     Raises:
         PayloadTooLarge: it is longer; at most one piece beyond the limit was read.
+        DeadlineExceeded: the client takes its time, and our memory with it.
     """
     declared = request.header(b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read_pieces(request, limit)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the body did not arrive within {BODY_SECONDS:g} seconds", field="body") from None
+
+
+async def _read_pieces(request: ApiRequest, limit: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:

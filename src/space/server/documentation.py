@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from space.core.errors import (
+    DeadlineExceeded,
     IdempotencyConflict,
     InvalidRequest,
     LimitExceeded,
@@ -171,6 +172,7 @@ def common_failures(rule: "Rule", *, has_body: bool, method: str, path: str) -> 
     if has_body:
         failures.append(PayloadTooLarge("the body is larger than 4194304 bytes", limit=4_194_304, field="body"))
         failures.append(UnsupportedMediaType("send the body as application/json", field="Content-Type"))
+        failures.append(DeadlineExceeded("the body did not arrive within 30 seconds", field="body"))
     if method == "POST" and rule.takes_key and not rule.is_public:
         failures.append(IdempotencyConflict("this idempotency key was used with another body", field="Idempotency-Key"))
     failures.append(LimitExceeded("too many requests in flight for this client", quota="concurrency", limit=32))

@@ -4,6 +4,8 @@ Pure ASGI: a middleware of Starlette's kind would run each stream through a queu
 and tokens are not logged.
 """
 
+import asyncio
+import contextlib
 import re
 import secrets
 import time
@@ -27,6 +29,9 @@ MAX_LOGGED_PATH = 256
 LARGE_BODY = 65_536
 """A refused request whose body is larger than this is not read to its end: the connection is closed instead."""
 
+LINGER_BYTES = 16 << 20
+LINGER_SECONDS = 3.0
+
 CLIENT_GONE = 499  # nginx's number for it; nobody receives it, it is for the log
 
 
@@ -48,7 +53,7 @@ class Edge:
         given = headers.get(b"x-request-id", b"")
         raw_id = given if REQUEST_ID_FORM.fullmatch(given) else b"req-" + secrets.token_hex(10).encode()
         scope[REQUEST_ID] = raw_id.decode("ascii")
-        exchange = _Exchange(scope, send, raw_id)
+        exchange = _Exchange(scope, receive, send, raw_id)
         started = time.monotonic()
         try:
             await self._inner(scope, receive, exchange.send)
@@ -84,10 +89,11 @@ def _path(scope: Scope) -> str:
 class _Exchange:
     """One answer: adds what every answer has, and knows whether it has begun."""
 
-    __slots__ = ("_raw_id", "_scope", "_send", "has_begun", "status")
+    __slots__ = ("_raw_id", "_receive", "_scope", "_send", "has_begun", "status")
 
-    def __init__(self, scope: Scope, send: Send, raw_id: bytes) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, raw_id: bytes) -> None:
         self._scope = scope
+        self._receive = receive
         self._send = send
         self._raw_id = raw_id
         self.has_begun = False
@@ -111,12 +117,27 @@ class _Exchange:
             (b"content-length", str(len(body)).encode()),
             *error_headers(error),
         ]
-        if self._has_large_body() or isinstance(error, PayloadTooLarge):
+        is_cut = self._has_large_body() or isinstance(error, PayloadTooLarge)
+        if is_cut:
             headers.append((b"connection", b"close"))
         if status_of(error) == 500 and type(error) is not SpaceError:
             log.error("request.failed", request_id=self._scope[REQUEST_ID], error=error.message, **_plain(error))
         await self.send({"type": "http.response.start", "status": status_of(error), "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
+        await self.send({"type": "http.response.body", "body": body, "more_body": is_cut})
+        if is_cut:
+            await self._linger()
+            await self.send({"type": "http.response.body", "body": b""})
+
+    async def _linger(self) -> None:
+        """Read a little more before closing: clients that send first and read then would see only a reset."""
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while size < LINGER_BYTES:
+                    message = await self._receive()
+                    size += len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
 
     def _has_large_body(self) -> bool:
         headers = self._scope[HEADERS]

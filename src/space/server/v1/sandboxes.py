@@ -20,12 +20,14 @@ from space.core.errors import (
     Unsupported,
 )
 from space.core.operation import Status
+from space.core.sandbox import Sandbox as Row
 from space.core.store import SandboxFilter
-from space.server.answers import Json
+from space.server.answers import Json, dumps
 from space.server.documentation import Answer, Document, header_parameter
 from space.server.endpoint import Routes, Rule
 from space.server.request import ApiRequest
 from space.server.v1 import examples, render
+from space.server.v1.encoded import Encoded
 from space.server.v1.schemas.operations import Operation
 from space.server.v1.schemas.sandboxes import (
     Extension,
@@ -41,6 +43,7 @@ from space.server.v1.schemas.sandboxes import (
 from space.server.v1.schemas.shared import OPERATION, SandboxIdPath
 
 routes = Routes("sandboxes")
+encoded = Encoded()
 
 MAX_WAIT = 60.0
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d{1,3})?)")
@@ -179,12 +182,13 @@ async def list_sandboxes(request: ApiRequest, query: Annotated[SandboxListQuery,
         newest_first=query.order == "desc",
     )
     page = await request.services.sandboxes.list(request.principal, where, limit=query.limit, cursor=query.cursor)
-    return Json({"items": [_select(row, query.selected) for row in page.items], "next_cursor": page.next_cursor})
+    selected = query.selected
+    items = b",".join([encoded(row) if selected is None else dumps(_select(row, selected)) for row in page.items])
+    return Json(b'{"items":[' + items + b'],"next_cursor":' + dumps(page.next_cursor) + b"}")
 
 
-def _select(row: Any, selected: frozenset[str] | None) -> dict[str, Any]:
-    shown = render.sandbox(row)
-    return shown if selected is None else {name: value for name, value in shown.items() if name in selected}
+def _select(row: Row, selected: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in render.sandbox(row).items() if name in selected}
 
 
 @routes.add(
@@ -210,7 +214,7 @@ async def get_sandbox(
 ) -> Response:
     """Show one sandbox; a deleted one stays readable."""
     row = await request.services.sandboxes.get(request.principal, sandbox_id)
-    return Json(_select(row, query.selected))
+    return Json(encoded(row) if query.selected is None else _select(row, query.selected))
 
 
 @routes.add(

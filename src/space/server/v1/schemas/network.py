@@ -48,7 +48,7 @@ class NetworkLimits(Asked):
 class NetworkPolicyV1(Asked):
     """What may leave a sandbox."""
 
-    version: Literal[1] = 1
+    version: Annotated[int, Field(ge=1, le=1)] = 1
     default_action: Literal["allow", "deny"] = "deny"
     allow: Annotated[list[Destination], Field(max_length=1000)] = Field(default=[])
     deny: Annotated[list[Destination], Field(max_length=1000)] = Field(default=[])
