@@ -127,6 +127,21 @@ async def test_a_slow_report_does_not_condemn_what_started_meanwhile(plane: Cont
     assert plane.node.machines == {sandbox.id: 1}
 
 
+async def test_a_machine_that_came_up_just_before_the_report_is_not_unknown(plane: ControlPlane) -> None:
+    made = []
+
+    class Late(FakeNode):
+        async def report(self) -> dict[SandboxId, int]:
+            made.append(await plane.running())  # its row is committed after the first look at the rows
+            return dict(self.machines)
+
+    late = Late(node_id=plane.node.id)
+    late.machines = plane.node.machines
+    await Observations(plane.store, late, plane.clock, Watched()).reconcile()
+    assert plane.node.machines == {made[0].id: 1}
+    assert (await plane.get(made[0].id)).state is State.RUNNING
+
+
 async def test_a_node_that_does_not_answer_fails_nothing(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = await plane.running()
 

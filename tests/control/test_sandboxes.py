@@ -129,6 +129,11 @@ async def test_an_idempotency_key_is_tied_to_the_operation_in_the_same_transacti
     kept = await plane.store.idempotency.find(ref, now=plane.clock.now())
     assert kept is not None
     assert (kept.target_id, kept.status) == (operation.id, None)
+    again = IdempotencyRef(principal_id=principal().id, key="k-2", method_path="DELETE", request_hash=b"\0" * 32)
+    deletion = await plane.sandboxes.delete(a_call("deleteSandbox", idempotency=again), operation.sandbox_id)
+    kept = await plane.store.idempotency.find(again, now=plane.clock.now())
+    assert kept is not None
+    assert kept.target_id == deletion.id
 
 
 async def test_waiting_for_an_event_returns_when_there_is_one(tmp_path: Path) -> None:

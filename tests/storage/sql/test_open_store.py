@@ -31,6 +31,15 @@ def database(tmp_path: Path) -> Path:
     return tmp_path / "space.db"
 
 
+async def test_an_acknowledged_change_survives_a_power_cut(database: Path) -> None:
+    """Nothing weaker than FULL syncs the log at every commit."""
+    store = open_store(database)
+    assert await store._writer.run(lambda tx: tx.row("PRAGMA synchronous")) == (2,)
+    assert await store._writer.run(lambda tx: tx.row("PRAGMA journal_mode")) == ("wal",)
+    assert await store._writer.run(lambda tx: tx.row("PRAGMA foreign_keys")) == (1,)
+    await store.aclose()
+
+
 async def test_nobody_else_may_read_the_database(database: Path) -> None:
     store = open_store(database)
     await add_projects(store)

@@ -320,6 +320,7 @@ class StoreConformance:
         row = await store.sandboxes.find(sandbox.id)
         assert row is not None
         assert row.last_active_at == START + 5 * SECOND
+        assert row.version == sandbox.version + 1, "every write raises it, or readers would show the past"
 
     # Listing
 
