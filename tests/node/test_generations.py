@@ -8,6 +8,7 @@ import pytest
 from tests.node.conftest import Ids
 
 from space.core.errors import InsufficientStorage, RuntimeFailed, StaleGeneration
+from space.core.node import MachineRef
 from space.node.generations import KEEP_TOMBSTONES, Generations, Phase
 from space.testing.clock import FakeClock
 
@@ -113,14 +114,24 @@ async def test_a_full_disk_is_told_and_tears_nothing(tmp_path: Path, ids: Ids, m
             return os.pwrite(fd, data[: len(data) // 2], os.fstat(fd).st_size)
 
         patch.setattr(os, "write", half)
-        with pytest.raises(InsufficientStorage):
-            await generations.record(two, Phase.GONE)
+        refused = []
+
+        async def record(ref: MachineRef) -> None:
+            with pytest.raises(InsufficientStorage):
+                await generations.record(ref, Phase.GONE)
+            refused.append(ref)
+
+        async with anyio.create_task_group() as tasks:
+            for ref in (two, ids.ref(1), ids.ref(1)):
+                tasks.start_soon(record, ref)
+        assert len(refused) == 3
         with pytest.raises(StaleGeneration):
             generations.check(two)
     await generations.record(three, Phase.GONE)
+    await generations.record(two, Phase.GONE)  # tried again, it is written now
     generations.close()
     again = load(tmp_path / "g")
-    for ref in (one, three):
+    for ref in (one, two, three):
         with pytest.raises(StaleGeneration):
             again.check(ref)
     again.close()

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.node.harness import World, eventually, observed, order, read, shell
+from tests.node.harness import LocalMachine, World, eventually, observed, order, read, shell
 
 from space.core.errors import CapacityUnavailable, NotFound, RuntimeFailed, StaleGeneration, Unsupported
 from space.core.node import MachineRef
 from space.core.ports import MachineExited, SessionStatus
+from space.node.record import MachineRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -135,6 +136,33 @@ async def test_a_start_that_fails_leaves_nothing_and_may_be_tried_again(world: W
         assert leftovers(world) == []
         assert (await node.facts()).machines == 0
         await node.ensure(machine)
+
+
+async def test_what_a_failed_start_could_not_clean_up_is_cleaned_up_before_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.running() as node:
+        machine = order()
+        broken = [RuntimeFailed("stop failed"), RuntimeFailed("write failed")]
+
+        async def stop(self: object, *, grace: float = 0) -> None:
+            raise broken.pop()
+
+        def write_handle(self: object, handle: object) -> None:
+            raise broken.pop()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalMachine, "stop", stop)
+            patch.setattr(MachineRecord, "write_handle", write_handle)
+            with pytest.raises(RuntimeFailed, match="write failed"):
+                await node.ensure(machine)
+        assert leftovers(world) == [machine.ref.machine_id] * 3
+        await node.ensure(machine)
+        process = shell("echo fine")
+        await node.start_process(machine.ref, process)
+        assert (await read(node, process.session_id))[1].payload == b"fine\n"
+        await node.remove(machine.ref)
+        assert leftovers(world) == []
 
 
 async def test_an_agent_that_never_answers_fails_the_start(world: World) -> None:

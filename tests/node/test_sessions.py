@@ -8,7 +8,7 @@ import pytest
 from tests.node.harness import World, command, eventually, observed, order, output, read, shell
 
 from space.core.command import Pty
-from space.core.errors import Conflict, FailedPrecondition, GuestUnreachable, InvalidRequest, NotFound
+from space.core.errors import Conflict, FailedPrecondition, GuestUnreachable, InvalidRequest, LimitExceeded, NotFound
 from space.core.journal import JournalRecord, RecordKind
 from space.core.ports import SessionStatus
 
@@ -185,6 +185,21 @@ async def test_an_ended_journal_is_read_after_a_restart_and_goes_when_its_time_i
         journal = world.data_dir / "journals" / process.session_id
         await eventually(lambda: not journal.exists())
         assert await node.session_status(process.session_id) is None
+
+
+async def test_more_commands_than_allowed_are_refused_until_one_ends(world: World) -> None:
+    async with world.running(max_processes=2) as node:
+        machine = order()
+        await node.ensure(machine)
+        running = [shell("sleep 600") for _ in range(2)]
+        for process in running:
+            await node.start_process(machine.ref, process)
+        with pytest.raises(LimitExceeded, match="2 commands"):
+            await node.start_process(machine.ref, shell("true"))
+        await node.start_process(machine.ref, running[0])
+        await node.signal_process(machine.ref, running[0].process_id, "SIGKILL")
+        await read(node, running[0].session_id)
+        await node.start_process(machine.ref, shell("true"))
 
 
 async def test_many_commands_at_once_keep_their_output_apart(world: World) -> None:

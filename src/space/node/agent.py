@@ -1,7 +1,6 @@
 """The node: `NodeClient` for the machines of this host, in this process."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -11,7 +10,7 @@ import anyio.to_thread
 import structlog
 
 from space.core.command import Pty
-from space.core.errors import FailedPrecondition, GuestUnreachable, SpaceError
+from space.core.errors import FailedPrecondition, GuestUnreachable
 from space.core.file import FileEvent, FileInfo
 from space.core.ids import NodeId, ProcessId, SandboxId, SessionId
 from space.core.journal import JournalRecord, Trimmed
@@ -78,9 +77,10 @@ class Node:
             await anyio.to_thread.run_sync(self._generations.load)
             await anyio.to_thread.run_sync(self._sessions.load)
             async with anyio.create_task_group() as tasks:
-                for name, runtime in self._runtimes.items():
-                    self._capabilities[name] = await runtime.probe()
-                await self._machines.recover(tasks)
+                async with anyio.create_task_group() as starting:
+                    for runtime in self._runtimes.values():
+                        starting.start_soon(self._probe, runtime)
+                    starting.start_soon(self._machines.recover, tasks)
                 tasks.start_soon(self._slots.run)
                 tasks.start_soon(self._sweep)
                 self._started.set()
@@ -91,6 +91,9 @@ class Node:
                 await self._journals.aclose()
             self._generations.close()
 
+    async def _probe(self, runtime: Runtime) -> None:
+        self._capabilities[runtime.name] = await runtime.probe()
+
     async def started(self) -> None:
         """Return once the node has recovered and takes orders."""
         await self._started.wait()
@@ -100,9 +103,9 @@ class Node:
             await anyio.sleep(self._settings.sweep_seconds)
             try:
                 await self._machines.sweep()
-                await self._journals.expire(time.time() - self._settings.journal_keep_hours * 3600)
-            except (SpaceError, OSError) as error:
-                log.error("node.sweep_failed", error=str(error))
+                await self._journals.expire(self._clock.now().timestamp() - self._settings.journal_keep_hours * 3600)
+            except Exception:  # whatever is wrong with one thing here, the machines go on
+                log.exception("node.sweep_failed")
 
     async def facts(self) -> NodeFacts:
         await self.started()

@@ -9,7 +9,7 @@ A tombstone (`gone`) is kept for a week, far longer than any order can be under 
 
 import asyncio
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -49,6 +49,15 @@ class Entry:
         return f"{sandbox_id} {self.generation} {self.phase} {self.at}\n".encode()
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Lines that are written and synced together."""
+
+    lines: list[bytes] = field(default_factory=list)
+    is_done: bool = False
+    error: OSError | None = None
+
+
 class Generations:
     """The newest generation of each sandbox, on disk before it counts."""
 
@@ -56,7 +65,8 @@ class Generations:
         self._path = path
         self._clock = clock
         self._known: dict[SandboxId, Entry] = {}
-        self._pending: list[bytes] = []
+        self._unsaved: dict[SandboxId, Entry] = {}  #: known, but not on disk yet
+        self._batch = _Batch()
         self._fd = -1
         self._size = 0
         self._lock = asyncio.Lock()
@@ -122,19 +132,27 @@ class Generations:
         Raises:
             InsufficientStorage: the disk is full; for this process the entry counts all the same.
         """
+        sandbox_id, known = ref.sandbox_id, self._known.get(ref.sandbox_id)
         entry = Entry(ref.generation, phase, int(self._clock.now().timestamp()))
-        known = self._known.get(ref.sandbox_id)
         if known is not None and (known.generation, _ORDER[known.phase]) >= (ref.generation, _ORDER[phase]):
-            return  # never backwards
-        self._known[ref.sandbox_id] = entry
-        line = entry.line(ref.sandbox_id)
-        self._pending.append(line)
+            if sandbox_id not in self._unsaved:
+                return
+            entry = known  # never backwards
+        self._known[sandbox_id] = self._unsaved[sandbox_id] = entry
+        batch = self._batch
+        batch.lines.append(entry.line(sandbox_id))
         async with self._lock:
-            if line not in self._pending:
-                return  # whoever held the lock wrote it along with its own
-            batch, self._pending = self._pending, []
+            if not batch.is_done:  # the first to come here writes for all that joined meanwhile
+                self._batch, batch.is_done = _Batch(), True
+                try:
+                    await anyio.to_thread.run_sync(self._append, b"".join(batch.lines))
+                except OSError as error:
+                    batch.error = error
             with full_disk_refuses("the record of its machines"):
-                await anyio.to_thread.run_sync(self._append, b"".join(batch))
+                if batch.error is not None:
+                    raise batch.error
+            if self._unsaved.get(sandbox_id) is entry:
+                del self._unsaved[sandbox_id]
             if self._size > COMPACT_BYTES + 200 * len(self._known):
                 await anyio.to_thread.run_sync(self._rewrite)
 

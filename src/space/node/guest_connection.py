@@ -26,6 +26,7 @@ from space_guest.protocol import (
 
 GREETING_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
+DELIVERY_SECONDS = 2.0  #: for what was received before the connection ended
 MAX_CHANNELS = 8192
 MAX_OUTGOING = 16 * 1024 * 1024
 RECEIVE = 256 * 1024
@@ -56,6 +57,7 @@ class GuestConnection:
         self._has_outgoing = asyncio.Event()
         self._error: SpaceError | None = None
         self._group: asyncio.TaskGroup | None = None
+        self._owned: set[asyncio.Task[None]] = set()
 
     # Opening
 
@@ -100,7 +102,13 @@ class GuestConnection:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 group.create_task(self._write())
-                await self._read()
+                try:
+                    await self._read()
+                except SpaceError:
+                    # An agent's last words count although its end was read along with them.
+                    if self._owned:
+                        await asyncio.wait(self._owned, timeout=DELIVERY_SECONDS)
+                    raise
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
         finally:
@@ -133,8 +141,8 @@ class GuestConnection:
             self._outgoing.clear()
             try:
                 await self._stream.send(data)
-            except OSError as error:
-                raise GuestUnreachable(f"the connection to the guest agent broke: {_reason(error)}") from error
+            except OSError:
+                return  # what the agent had said before can still be received; then comes the end
 
     def _dispatch(self, frame: Frame) -> None:
         kind, number, payload = frame
@@ -180,7 +188,9 @@ class GuestConnection:
         if self._group is None:
             task.close()
             raise ProtocolError("nobody reads this connection")
-        self._group.create_task(task)
+        owned = self._group.create_task(task)
+        self._owned.add(owned)
+        owned.add_done_callback(self._owned.discard)
 
     async def _call(
         self, op: str, args: Mapping[str, Any], *, subject: str = "", seconds: float = ANSWER_SECONDS

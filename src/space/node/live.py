@@ -8,7 +8,7 @@ import anyio
 import anyio.abc
 import structlog
 
-from space.core.errors import GuestUnreachable, SpaceError, Unavailable
+from space.core.errors import GuestUnreachable, LimitExceeded, SpaceError, Unavailable
 from space.core.ids import ProcessId
 from space.core.node import Exit, MachineRef
 from space.core.ports import Clock, Machine, ProcessOrder, SessionStatus
@@ -125,6 +125,9 @@ class LiveMachine:
 
     async def start_process(self, order: ProcessOrder) -> SessionStatus:
         """Start a process unless it was started before; returns once its journal says how that went."""
+        limit = self._settings.max_processes
+        if self._sessions.count(self.ref) >= limit and self._sessions.find(self.ref, order.process_id) is None:
+            raise LimitExceeded(f"{limit} commands run in {self.ref.sandbox_id} already", quota="processes")
         journal, session = self._sessions.open(self.ref, order)
         if session is not None and not session.began.is_set():
             # In a task of the machine's: a caller who leaves must not keep the answer from being written down.

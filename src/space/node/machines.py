@@ -19,6 +19,7 @@ from space.core.ids import SandboxId
 from space.core.node import Exit, MachineOrder, MachineRef, MachineSpec
 from space.core.ports import Clock, Machine, MachineExited, Runtime, Templates
 from space.host.failpoint import failpoint
+from space.host.process import ProcessFailed
 from space.node.full_disk import full_disk_refuses
 from space.node.generations import Generations, Phase
 from space.node.live import LiveMachine
@@ -116,6 +117,8 @@ class Machines:
             with building.scope:
                 self._admit(order)
                 async with self._sweeping:
+                    if any(record.ref == ref for record in self._leftover):
+                        await self._sweep_machines()
                     self._building[ref.sandbox_id] = building
                 try:
                     await self._build(order)
@@ -260,7 +263,7 @@ class Machines:
             for machine in started:
                 await machine.stop()
             await self._forget(record)
-        except (SpaceError, OSError) as error:
+        except (SpaceError, OSError, ProcessFailed) as error:
             log.error("machine.discard_failed", machine=record.ref.machine_id, error=str(error))
             self._leftover.append(record)
 
@@ -306,29 +309,34 @@ class Machines:
             await parts.generations.record(ref, Phase.ENDED)
 
     async def sweep(self) -> None:
-        """Remove what belongs to no machine; skipped while machines are being started."""
+        """Remove what belongs to no machine; starts wait for it."""
         async with self._sweeping:
-            if self._building:
-                return
-            await self._sweep_runtimes()
-            for record in list(self._leftover):
-                await self._forget(record)
-                self._leftover.remove(record)
+            await self._sweep_machines()
             await self._sweep_directories()
         await self._parts.slots.sweep()
 
+    def _wanted(self) -> frozenset[str]:
+        """Return the ids of the machines that run or are on their way up."""
+        refs = [*(live.ref for live in self._live.values()), *(b.order.ref for b in self._building.values())]
+        return frozenset(ref.machine_id for ref in refs)
+
+    async def _sweep_machines(self) -> None:
+        await self._sweep_runtimes()
+        for record in list(self._leftover):
+            await self._forget(record)
+            self._leftover.remove(record)
+
     async def _sweep_runtimes(self) -> None:
-        keep = frozenset(live.ref.machine_id for live in self._live.values())
+        keep = self._wanted()
         for name, runtime in self._parts.runtimes.items():
             removed = await runtime.sweep(keep)
             if removed:
                 log.warning("machines.swept", runtime=name, machines=list(removed))
 
     async def _sweep_directories(self) -> None:
-        keep = {live.record.directory for live in self._live.values()}
-        keep |= {record.directory for record in self._leftover}
+        keep = self._wanted() | {record.ref.machine_id for record in self._leftover}
         for path in self._directory.iterdir():
-            if path not in keep:
+            if path.name not in keep:
                 await anyio.to_thread.run_sync(remove_tree, path)
                 log.info("machine.directory_swept", machine=path.name)
 

@@ -66,6 +66,10 @@ class Sessions:
         """Yield the machines that have open sessions."""
         yield from list(self._open)
 
+    def count(self, ref: MachineRef) -> int:
+        """Return how many sessions of a machine are open."""
+        return len(self._open.get(ref, ()))
+
     def open(self, ref: MachineRef, order: ProcessOrder) -> tuple[Journal, Session | None]:
         """Make the session's journal unless there is one; the session is None if the process has ended.
 
@@ -81,7 +85,7 @@ class Sessions:
             return journal, None
         if journal.head.ref != ref:
             raise FailedPrecondition(f"process {order.process_id} belongs to another machine of {ref.sandbox_id}")
-        known = self._open.get(ref, {}).get(order.process_id)
+        known = self.find(ref, order.process_id)
         return journal, known or self._add(journal)
 
     async def spawn(
@@ -129,7 +133,7 @@ class Sessions:
 
     async def deliver(self, ref: MachineRef, event: Output | Exited) -> None:
         """Write what the agent of `ref` says; raises ValueError if it contradicts what it said before."""
-        session = self._open.get(ref, {}).get(event.process_id)
+        session = self.find(ref, event.process_id)
         if session is None:
             return  # ended, or never was
         # The answer to the spawn comes first on the channel; its caller writes `process_started` in a moment.
@@ -167,13 +171,17 @@ class Sessions:
 
     # Looking up
 
+    def find(self, ref: MachineRef, process_id: ProcessId) -> Session | None:
+        """Return the open session of a process."""
+        return self._open.get(ref, {}).get(process_id)
+
     def is_running(self, ref: MachineRef, process_id: ProcessId) -> bool:
         """Whether a process has started and not ended.
 
         Raises:
             FailedPrecondition: it has not started yet.
         """
-        session = self._open.get(ref, {}).get(process_id)
+        session = self.find(ref, process_id)
         if session is None:
             return False
         if not session.journal.has_started:

@@ -47,5 +47,8 @@ class NodeSettings:
     file_concurrency: int = 16
     """File operations at once in one machine; more wait."""
 
+    max_processes: int = 1024
+    """Commands that may run at once in one machine; each holds a file of the node open."""
+
     epoch: int = 1
     """The node's placement epoch, raised by whoever fences it."""

@@ -13,8 +13,9 @@ from typing import Protocol
 import anyio
 import structlog
 
-from space.core.errors import SpaceError
+from space.core.errors import CapacityUnavailable, SpaceError
 from space.core.node import Slot
+from space.host.process import ProcessFailed
 
 log = structlog.get_logger(__name__)
 
@@ -135,7 +136,7 @@ class Slots:
                 async with self._working():
                     await self._networks.prepare(missing)
                     self._ready.append(await self._make(self._disk_mib))
-            except (SpaceError, OSError) as error:
+            except (SpaceError, OSError, ProcessFailed) as error:
                 log.error("slots.refill_failed", error=str(error))
                 await anyio.sleep(_RETRY_SECONDS)
 
@@ -152,7 +153,10 @@ class Slots:
             return slot
 
     async def _make(self, disk_mib: int) -> Slot:
-        network = await self._networks.claim()
+        try:
+            network = await self._networks.claim()
+        except ProcessFailed as error:
+            raise CapacityUnavailable("a network for the sandbox could not be made; see the node's log") from error
         try:
             filestore = await self._filestores.create(network.index, disk_mib)
         except BaseException:

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from space.core.journal import RecordKind
@@ -21,13 +21,14 @@ def test_a_record_is_kind_length_offset_and_payload_in_big_endian() -> None:
     assert encoded.written == (0, 3, 0)
 
 
+@settings(deadline=None)
 @given(
     start=st.integers(1, BLOCK_SIZE),
     size=st.one_of(st.integers(1, 100), st.integers(BLOCK_SIZE - 100, 2 * BLOCK_SIZE + 100)),
     kind=st.sampled_from([RecordKind.STDOUT, RecordKind.STDERR, RecordKind.PTY]),
 )
 def test_output_is_split_at_borders_and_keeps_its_bytes_and_offsets(start: int, size: int, kind: RecordKind) -> None:
-    payload = bytes(i % 251 for i in range(size))
+    payload = (bytes(range(251)) * (size // 251 + 1))[:size]
     data, encoded = encode(start, kind, payload, 1000)
     assert len(data) == encoded.end - start
     found, position = b"", start
@@ -42,6 +43,7 @@ def test_output_is_split_at_borders_and_keeps_its_bytes_and_offsets(start: int, 
     assert found == payload
 
 
+@settings(deadline=None)
 @given(room=st.integers(1, 2000), size=st.integers(0, layout.MAX_EVENT_BYTES))
 def test_an_event_is_never_split(room: int, size: int) -> None:
     start = BLOCK_SIZE - room
@@ -65,6 +67,7 @@ def test_a_length_over_the_border_is_damage() -> None:
         list(layout.decode(RECORD.pack(RecordKind.STDOUT, BLOCK_SIZE, 0) + b"x", 50))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 3 * BLOCK_SIZE))
 def test_any_bytes_are_decoded_or_damaged_but_never_loop(data: bytes, position: int) -> None:
     try:
