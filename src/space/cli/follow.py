@@ -14,13 +14,13 @@ from space.sdk import Command, Output, ProcessExited, ProcessStarted, ResyncRequ
 STDIN_PIECE = 64 * 1024
 
 
-def follow(command: Command, *, forwards_stdin: bool, is_terminal: bool) -> int:
-    """Show the command until it ends; return the exit code to leave with."""
+def follow(command: Command, *, program: str, forwards_stdin: bool, is_terminal: bool) -> int:
+    """Show the command until it ends; return the exit code to leave with.  `program` names it in messages."""
     with terminal.raw(is_terminal and forwards_stdin), _window(command, is_terminal):
         code = _show(command, forwards_stdin)
-    ended = command.exit
-    if ended is not None and ended.reason and ended.reason not in ("exited", "killed"):
-        terminal.note(f"the command ended: {ended.reason}")
+    reason = command.exit.reason if command.exit is not None else None
+    if reason and reason not in ("exited", "killed"):
+        terminal.note(f"{program}: {reason.removeprefix('spawn_failed: ')}")
     return code
 
 

@@ -93,7 +93,7 @@ def _run(
                 return _collect(sandbox.id, started, began, created)
             from space.cli.follow import follow
 
-            return follow(started, forwards_stdin=forwards, is_terminal=tty)
+            return follow(started, program=argv[0], forwards_stdin=forwards, is_terminal=tty)
         except Interrupted as interrupted:
             return interrupted.exit_code
         except BrokenPipeError:

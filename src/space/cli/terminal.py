@@ -29,7 +29,7 @@ def raw(is_wanted: bool) -> Iterator[None]:
     import tty
 
     before = termios.tcgetattr(0)
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSADRAIN)  # not the default, which drops what was typed ahead
     try:
         yield
     finally:

@@ -61,7 +61,7 @@ def exec_command(
                     print_json(result_object(command.output()))
                     code = exit_code_of(command.exit) if command.exit else failure.NOT_RUN
                 else:
-                    code = follow(command, forwards_stdin=forwards, is_terminal=tty)
+                    code = follow(command, program=argv[0], forwards_stdin=forwards, is_terminal=tty)
             except (Interrupted, BrokenPipeError) as stopped:
                 with interruption.ignored():
                     command.kill()

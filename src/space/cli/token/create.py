@@ -15,6 +15,7 @@ EXAMPLES = """**Examples**
 
 `space token create dashboard --scope read-only`
 """
+READ_ONLY = "read-only"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -39,9 +40,10 @@ def create(
     """Create a token and print its secret, which is not shown again."""
 
     expires_at = None if expires is None else datetime.now(UTC) + parse_duration(expires)
+    preset, scopes = (READ_ONLY, None) if scope == [READ_ONLY] else (None, scope)
     with connect() as client:
         token = client.create_token(
-            name, scope, kind=kind, expires_at=expires_at, project=project, templates=template or None
+            name, scopes, preset=preset, kind=kind, expires_at=expires_at, project=project, templates=template or None
         )
     if output is Format.JSON:
         print_json(dict(token))

@@ -115,18 +115,20 @@ class Client:
     def create_token(
         self,
         name: str,
-        scopes: Sequence[str],
+        scopes: Sequence[str] | None = None,
         *,
+        preset: str | None = None,
         kind: str | None = None,
         expires_at: datetime | None = None,
         project: str | None = None,
         templates: Sequence[str] | None = None,
     ) -> Mapping[str, Any]:
-        """Create a token; the answer holds its secret, this once."""
+        """Create a token with scopes, or with the preset `read-only`; the answer holds its secret, this once."""
         body = without_none(
             {
                 "name": name,
-                "scopes": list(scopes),
+                "scopes": None if scopes is None else list(scopes),
+                "preset": preset,
                 "kind": kind,
                 "expires_at": None if expires_at is None else format_time(expires_at),
                 "project": project,
