@@ -1,5 +1,6 @@
 """Every failure has one form: each endpoint is called wrongly in each way that it can be."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -255,3 +256,40 @@ async def test_the_published_base_path_is_served_too(shared_client: httpx.AsyncC
     assert (await shared_client.get("/api/v1/sandboxes")).json() == {"items": [], "next_cursor": None}
     shape_of(await shared_client.get("/api/v1/nothing"), 404, "not_found")
     shape_of(await shared_client.get("/api/auth/v1/tokens"), 404, "not_found")
+
+
+async def raw_answer(server: Server, *pieces: bytes) -> httpx.Response:
+    """Send bytes that no HTTP library would, and parse what comes back."""
+    host, port = server.api_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    with contextlib.suppress(ConnectionError):
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    return httpx.Response(int(lines[0].split()[1]), headers=headers, content=body)
+
+
+async def test_what_is_no_http_is_refused_in_the_same_form(shared: Server) -> None:
+    for nonsense in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nIdempotency-Key: \x7f\r\n\r\n", b"\x16\x03\x01\x02\x00"):
+        shape_of(await raw_answer(shared, nonsense), 400, "invalid_request")
+
+
+async def test_headers_without_end_are_refused(shared: Server) -> None:
+    one_header = [b"GET / HTTP/1.1\r\nX: ", *[b"x" * 10_000] * 8]
+    many_headers = [b"GET / HTTP/1.1\r\n", *[b"X: " + b"x" * 10_000 + b"\r\n"] * 8]
+    path = [b"GET /", *[b"x" * 10_000] * 8]
+    for pieces in (one_header, many_headers, path):
+        answer = await raw_answer(shared, *pieces)
+        assert shape_of(answer, 400, "invalid_request")["details"]["limit"] == 65_536
+
+
+async def test_a_kept_alive_connection_serves_large_requests_one_after_the_other(
+    shared_client: httpx.AsyncClient,
+) -> None:
+    body = {"template": "nosuch", "metadata": {f"k{number}": "v" * 1024 for number in range(64)}}
+    for _ in range(5):
+        shape_of(await shared_client.post("/v1/sandboxes", json=body), 404, "not_found")

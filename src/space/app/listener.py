@@ -8,6 +8,7 @@ from typing import Any
 import uvicorn
 
 from space.core.errors import Unavailable
+from space.server.protocol import HttpProtocol
 
 #: Streams that are still open this long after a stop are cut; their readers come back with their last event id.
 GRACE_SECONDS = 1
@@ -20,7 +21,7 @@ class Listener(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
