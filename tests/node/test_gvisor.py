@@ -123,7 +123,7 @@ async def test_a_killed_machine_ends_its_commands_with_a_reason_within_ten_secon
 
 
 @pytest.mark.parametrize(
-    ("deaths", "lives"), [(6, 10), pytest.param(100, 1000, marks=pytest.mark.soak)], ids=["bounded", "long"]
+    ("deaths", "lives"), [(6, 70), pytest.param(100, 1000, marks=pytest.mark.soak)], ids=["bounded", "long"]
 )
 async def test_sandboxes_and_killed_nodes_leave_nothing_behind(
     place: tuple[Path, str], deaths: int, lives: int
