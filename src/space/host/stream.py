@@ -22,34 +22,40 @@ class SocketStream:
         self._waits: set[asyncio.Future[None]] = set()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Return at least one byte, or `b""` once the other end has closed or reset."""
-        while True:
+        """Return at least one byte, or `b""` once either end has closed or reset."""
+        while self._socket.fileno() >= 0:
             try:
                 data = self._socket.recv(max_bytes)
             except BlockingIOError:
                 self._receives = 0
-                await self._ready(write=False)
-            except (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, TimeoutError):
-                return b""
-            except InterruptedError:
-                continue
+                try:
+                    await self._ready(write=False)
+                except ConnectionAbortedError:
+                    break
+            except (ConnectionError, TimeoutError):
+                break
             else:
                 self._receives += 1
                 if self._receives >= BURST:
                     self._receives = 0
                     await asyncio.sleep(0)
                 return data
+        return b""
 
     async def send(self, data: bytes) -> None:
-        """Send all of `data`; raises `ConnectionError` (an `OSError`) once the other end has gone."""
+        """Send all of `data`; raises `ConnectionError` once either end has closed."""
         rest = memoryview(data)
         while rest:
+            if self._socket.fileno() < 0:
+                raise ConnectionAbortedError("the stream is closed")
             try:
                 rest = rest[self._socket.send(rest) :]
             except BlockingIOError:
                 self._sends = 0
                 await self._ready(write=True)
                 continue
+            except TimeoutError as error:
+                raise ConnectionAbortedError("the other end does not answer") from error
             self._sends += 1
             if self._sends >= BURST:
                 self._sends = 0

@@ -12,6 +12,7 @@ from space.core.errors import GuestUnreachable
 from space.core.node import Exit, MachineHandle, MachineSpec
 from space.host import netns
 from space.host.cgroup import Cgroups
+from space.host.failpoint import failpoint
 from space.host.process import ProcessFailed, pidfd_exited, process_is
 from space.host.reaper import collect, collect_by_pidfd, owned
 from space.host.stream import SocketStream
@@ -77,6 +78,7 @@ class GVisorMachine:
                     await self._runsc.call("kill", self.machine_id, "TERM")
                     await asyncio.wait_for(self.wait(), grace)
             await self._kill()
+            failpoint("gvisor.after_kill")
             await asyncio.shield(asyncio.to_thread(self._remove_traces))
 
     async def _kill(self) -> None:

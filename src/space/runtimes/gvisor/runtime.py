@@ -13,6 +13,7 @@ from space.core.errors import RuntimeFailed
 from space.core.node import Capabilities, MachineHandle, MachineSpec
 from space.host.cgroup import Cgroups
 from space.host.daemon import start_time_of
+from space.host.failpoint import failpoint
 from space.host.instance import Instance
 from space.host.process import ProcessFailed, process_is
 from space.host.reaper import owned
@@ -79,9 +80,9 @@ class GVisor:
 
     def _find(self, spec: MachineSpec) -> GVisorMachine | None:
         """Return the machine if an earlier process of the node got it to run; else remove what there is of it."""
+        if not (spec.state_dir / spec.machine_id).exists() and not self._runsc.files_of(spec.machine_id):
+            return None  # never tried: the look at every process of the host can be saved
         processes = [each for each in found.processes(self._runsc.root) if each.machine_id == spec.machine_id]
-        if not processes and not self._runsc.files_of(spec.machine_id):
-            return None
         is_starting = any(process.kind == found.COMMAND for process in processes)
         if not is_starting and any(process.kind == found.SENTRY for process in processes):
             with contextlib.suppress(OSError, ValueError, KeyError, ProcessFailed):
@@ -96,6 +97,7 @@ class GVisor:
         try:
             directory = bundle.write(spec, argv=argv, env=env)
             self._cgroups.create(spec.slot.cgroup, spec.resources)
+            failpoint("gvisor.before_run")
             await self._runsc.call(
                 "run",
                 "-detach",
@@ -106,6 +108,7 @@ class GVisor:
                 filestore=spec.slot.filestore,
                 timeout=START_SECONDS,
             )
+            failpoint("gvisor.after_run")
             self._cgroups.add_overhead(spec.slot.cgroup, spec.resources)
             return GVisorMachine(self._handle(spec), spec, runsc=self._runsc, cgroups=self._cgroups)
         except asyncio.CancelledError:
