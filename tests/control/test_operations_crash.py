@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
+import traceback
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from space.control.observations import Observations
 from space.control.steps import STEPS
+from space.core.errors import CapacityUnavailable
 from space.core.ids import SandboxId
 from space.core.lifecycle import Kind, State
 from space.core.node import MachineOrder, MachineRef
@@ -69,7 +72,10 @@ class DurableNode(FakeNode):
         failpoint.failpoint("node.remove.after")
 
     def _keep(self, kind: str, ref: MachineRef) -> None:
-        (self._directory / f"{kind}-{ref.sandbox_id}").write_text(str(ref.generation))
+        path = self._directory / f"{kind}-{ref.sandbox_id}"
+        half = self._directory.with_name("half-written")
+        half.write_text(str(ref.generation))
+        half.replace(path)  # whole or not at all, as the real node's records
 
 
 class _NoProcesses:
@@ -84,11 +90,14 @@ def in_child(scenario: Coroutine[Any, Any, None], *, armed: str = "") -> int:
     pid = os.fork()
     if pid == 0:
         code = 99
-        with contextlib.suppress(BaseException):
+        try:
             failpoint.arm(armed)
             asyncio.run(scenario)
             code = 0
-        os._exit(code)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
     scenario.close()
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -169,6 +178,41 @@ async def _check(directory: Path) -> None:
             assert operation.status is Status.SUCCEEDED
     finally:
         await store.aclose()
+
+
+async def _create_without_end(directory: Path) -> None:
+    async with control_plane(directory, node=DurableNode(directory / "node")) as plane:
+
+        async def client() -> None:
+            while True:
+                try:
+                    sandbox, _ = await plane.create()
+                except CapacityUnavailable:  # a quick machine: it has filled the node before it is killed
+                    await asyncio.sleep(60)
+                _note(directory, f"stays:{sandbox.id}")
+
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(16):
+                clients.create_task(client())
+
+
+@pytest.mark.parametrize("milliseconds", [120, 210, 330])
+def test_what_was_acknowledged_while_many_create_survives_a_kill_at_any_moment(
+    milliseconds: int, tmp_path: Path
+) -> None:
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            asyncio.run(_create_without_end(tmp_path))
+        os._exit(99)
+    while not (tmp_path / "acknowledged").exists():
+        time.sleep(0.01)
+    time.sleep(milliseconds / 1000)
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert in_child(_recover(tmp_path)) == 0
+    assert len((tmp_path / "acknowledged").read_text().splitlines()) > 10
+    asyncio.run(_check(tmp_path))
 
 
 def test_the_scenario_ends_by_itself_when_nothing_kills_it(tmp_path: Path) -> None:

@@ -158,7 +158,6 @@ class Worker:
         if not admitted.done():
             admitted.set_result(result)
         if operation is not None:
-            failpoint(f"{operation.kind}.admitted")
             await self._drive(operation)
 
     async def _claim(self) -> None:
@@ -217,6 +216,7 @@ class Worker:
 
     async def _run(self, driven: _Driven) -> str:
         operation = driven.operation
+        failpoint(f"{operation.kind}.admitted")
         sandbox = await self._store.sandboxes.find(operation.sandbox_id)
         if sandbox is None or sandbox.held_by != operation.id:
             raise StaleVersion(f"operation {operation.id} no longer holds its sandbox")
