@@ -1,8 +1,16 @@
-"""`space bench`: how fast it is here, beside a baseline measured in the same run."""
+"""`space bench`: how fast it is here, beside a baseline measured in the same run, alternating with it.
+
+What runs alone on a machine says little about another machine; a ratio to something bare does.
+"""
 
 import typer
+
+from space.cli.bench import api, command, create, output
 
 
 def make_app() -> typer.Typer:
     """Assemble the commands."""
-    return typer.Typer(name="bench", help="Measure this installation.", no_args_is_help=True)
+    app = typer.Typer(name="bench", help="Measure this installation beside a bare baseline.", no_args_is_help=True)
+    for module in (create, command, output, api):
+        module.register(app)
+    return app
