@@ -173,3 +173,13 @@ def test_addresses_and_links_of_slots_never_collide() -> None:
     assert len({slot.guest_ip for slot in slots} | {slot.gateway_ip for slot in slots}) == 8000
     assert len({slot.guest_mac for slot in slots}) == 4000
     assert all(len(slot.link) <= 15 for slot in slots)
+
+
+async def test_surplus_slots_are_removed_with_their_links(network: Network) -> None:
+    await network.prepare(3)
+    surplus = network.slot(3)
+    await network.trim(2)
+    assert network.free == 2
+    assert not netns.exists(surplus.netns)
+    await network.prepare(3)
+    assert netns.exists(surplus.netns)

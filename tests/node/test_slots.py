@@ -123,3 +123,11 @@ async def test_the_refill_survives_a_failure(tmp_path: Path, monkeypatch: pytest
         tasks.start_soon(place.slots.run)
         await eventually(lambda: len(place.slots._ready) == 3)
         tasks.cancel_scope.cancel()
+
+
+async def test_a_burst_of_machines_leaves_no_more_networks_than_are_kept_ready(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for slot in [await place.slots.claim(disk_mib=100) for _ in range(7)]:
+        await place.slots.release(slot)
+    await place.slots.sweep()
+    assert len(place.network.existing) == 3

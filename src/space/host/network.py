@@ -167,6 +167,12 @@ class Network:
             await nftables.apply(self.gateway_netns, nftables.admit((slot.link, slot.guest_ip) for slot in slots))
             return freed
 
+    async def trim(self, count: int) -> None:
+        """Remove free slots until at most `count` are left."""
+        async with self._changing:
+            surplus, self._free = self._free[count:], self._free[:count]
+            await self._remove(surplus)
+
     async def _is_repaired(self, index: int) -> bool:
         """Put back what runsc strips; False if the slot is not whole."""
         slot = self.slot(index)

@@ -47,6 +47,7 @@ class Networks(Protocol):
     async def claim(self) -> SlotNetwork: ...
     async def release(self, index: int) -> None: ...
     async def sweep(self, keep: Collection[int]) -> Sequence[int]: ...
+    async def trim(self, count: int) -> None: ...
 
 
 class FileStores(Protocol):
@@ -108,6 +109,7 @@ class Slots:
             if self._has_doubts:
                 await self._networks.sweep(indexes)  # looks at every network, so only when one may be broken
                 self._has_doubts = False
+            await self._networks.trim(self._ahead)  # a burst of machines leaves as many networks behind
         if cgroups or filestores:
             log.warning("slots.swept", cgroups=list(cgroups), filestores=list(filestores))
 

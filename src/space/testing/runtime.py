@@ -305,6 +305,10 @@ class FakeNetwork:
         self._free = list(freed)
         return freed
 
+    async def trim(self, count: int) -> None:
+        surplus, self._free = self._free[count:], self._free[:count]
+        self.existing.difference_update(surplus)
+
     async def remove(self) -> None:
         self.existing.clear()
         self._free, self._claimed = [], set()
