@@ -18,7 +18,8 @@ RUNTIME_PACKAGES=(
     mount util-linux      # mounting them
     mmdebstrap            # building the base template
 )
-BACKPORTS_PACKAGES=(runsc) # gVisor
+# gVisor.  Debian 12 itself has one of 2022, which is too old for the flags that we need; backports has this one.
+RUNSC_OLDEST=0.0~20240729
 # What the tests need beyond that.
 TEST_PACKAGES=(
     git
@@ -110,6 +111,16 @@ missing_packages() { # PACKAGE…: print those that are not installed
     done
 }
 
+has_runsc() { # one that is new enough
+    local version
+    version=$(dpkg-query --show --showformat='${Version}' runsc 2>/dev/null) || return 1
+    dpkg --compare-versions "$version" ge "$RUNSC_OLDEST"
+}
+
+has_packages() { # PACKAGE…: these, and runsc
+    [ -z "$(missing_packages "$@")" ] && has_runsc
+}
+
 # ---- Debian packages
 
 APT_OPTIONS=(-o APT::Update::Error-Mode=any -o Acquire::Retries=2 -o DPkg::Lock::Timeout=120)
@@ -137,24 +148,27 @@ check_network() { # can apt reach its sources?  Its lists go to a directory of t
 
 add_backports() { # bookworm-backports, from wherever this machine gets bookworm
     local entry
-    # Another list may know the package already.
-    [ -z "$(apt-cache madison "${BACKPORTS_PACKAGES[0]}" 2>/dev/null)" ] || return 0
-    entry=$(PYTHONPATH=$ROOT/src PYTHONDONTWRITEBYTECODE=1 "$PYTHON" -m space.templates.apt backports) || return 1
-    printf '%s\n' "$entry" >"$BACKPORTS.new" && mv "$BACKPORTS.new" "$BACKPORTS"
-    apt_update -o Dir::Etc::SourceParts=/dev/null \
-        -o Dir::Etc::SourceList="$BACKPORTS" -o APT::Get::List-Cleanup=0
+    if ! grep -rqsw "bookworm-backports" /etc/apt/sources.list /etc/apt/sources.list.d; then
+        entry=$(PYTHONPATH=$ROOT/src PYTHONDONTWRITEBYTECODE=1 "$PYTHON" -m space.templates.apt backports) || return 1
+        printf '%s\n' "$entry" >"$BACKPORTS.new" && mv "$BACKPORTS.new" "$BACKPORTS"
+    fi
+    if [ -e "$BACKPORTS" ]; then
+        apt_update -o Dir::Etc::SourceParts=/dev/null -o Dir::Etc::SourceList="$BACKPORTS" -o APT::Get::List-Cleanup=0
+    else
+        apt_update
+    fi
 }
 
-install_packages() { # PACKAGE…: what is missing of them, and of the packages from backports; after check_network
-    local -a missing missing_backports
+install_packages() { # PACKAGE…: what is missing of them, and runsc; after check_network
+    local -a missing
     mapfile -t missing < <(missing_packages "$@")
-    mapfile -t missing_backports < <(missing_packages "${BACKPORTS_PACKAGES[@]}")
     if [ ${#missing[@]} -gt 0 ]; then
         run_step "Installing ${missing[*]}" apt_install "${missing[@]}" || die "apt-get install failed; see above."
     fi
-    if [ ${#missing_backports[@]} -gt 0 ]; then
-        run_step "Adding backports" add_backports || die "cannot use Debian's backports, where ${BACKPORTS_PACKAGES[*]} is; see above."
-        run_step "Installing ${missing_backports[*]}" apt_install "${missing_backports[@]}" || die "apt-get install failed; see above."
+    if ! has_runsc; then
+        run_step "Adding Debian's backports" add_backports || die "cannot use bookworm-backports, where runsc is; see above."
+        run_step "Installing runsc" apt_install runsc/bookworm-backports || die "apt-get install failed; see above."
+        has_runsc || die "the runsc of Debian's backports is older than $RUNSC_OLDEST."
     fi
 }
 

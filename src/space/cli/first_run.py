@@ -4,6 +4,7 @@
 """
 
 import argparse
+import io
 import subprocess
 import sys
 import time
@@ -41,6 +42,9 @@ def main() -> None:
     choice.add_argument("--once", action="store_true", help="stop at the end what this run started")
     choice.add_argument("--stop", action="store_true", help="stop the server; its sandboxes stay")
     arguments = parser.parse_args()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # programs that we start print in between
     try:
         settings = Settings()
         if arguments.stop:
