@@ -104,6 +104,7 @@ async def test_a_migration_that_fails_leaves_the_database_as_it_was(
     )
     monkeypatch.setattr(schema, "_MIGRATIONS", broken)
     monkeypatch.setattr(schema, "HEAD", "0002")
+    monkeypatch.setattr("space.storage.sql.store.HEAD", "0002")
     with pytest.raises(SpaceError):
         open_store(database)
     with contextlib.closing(sqlite3.connect(database)) as connection:
