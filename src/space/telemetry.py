@@ -16,7 +16,10 @@ def configure_logging(*, log_format: str = "auto", level: str = "info", stream: 
     out = stream if stream is not None else sys.stdout
     is_pretty = log_format == "pretty" or (log_format == "auto" and out.isatty())
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=out.isatty()) if is_pretty else structlog.processors.JSONRenderer()
+        # Not the default traceback: it would show local variables, tokens among them.
+        structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        if is_pretty
+        else structlog.processors.JSONRenderer()
     )
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

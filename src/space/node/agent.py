@@ -10,7 +10,7 @@ import anyio.to_thread
 import structlog
 
 from space.core.command import Pty
-from space.core.errors import FailedPrecondition, GuestUnreachable
+from space.core.errors import FailedPrecondition, SpaceError
 from space.core.file import FileEvent, FileInfo
 from space.core.ids import NodeId, ProcessId, SandboxId, SessionId
 from space.core.journal import JournalRecord, Trimmed
@@ -139,12 +139,11 @@ class Node:
     async def stats(self, ref: MachineRef) -> Mapping[str, float]:
         await self.started()
         live = self._machines.get(ref)
-        found = dict(await live.machine.stats())
         try:
-            found.update(await (await live.guest(deadline=1)).stats())
-        except GuestUnreachable:
-            log.debug("guest.stats_missing", machine=ref.machine_id)
-        return found
+            said = await (await live.guest(deadline=1)).stats()
+        except SpaceError:
+            said = {}
+        return {**said, **await live.machine.stats()}  # what the host measures counts, not what a guest says
 
     def observations(self) -> AsyncIterator[MachineExited | SessionStatus]:
         return self._observations.take()
@@ -203,16 +202,19 @@ class Node:
     # Files
 
     @asynccontextmanager
-    async def _files(self, ref: MachineRef) -> AsyncIterator[Guest]:
+    async def _files(self, ref: MachineRef, *, is_transfer: bool = False) -> AsyncIterator[Guest]:
         await self.started()
-        async with self._machines.get(ref).file_guest() as guest:
+        async with self._machines.get(ref).file_guest(is_transfer=is_transfer) as guest:
             yield guest
 
     @asynccontextmanager
     async def read_file(
         self, ref: MachineRef, path: str, *, start: int = 0, length: int | None = None
     ) -> AsyncIterator[tuple[FileInfo, AsyncIterator[bytes]]]:
-        async with self._files(ref) as guest, guest.read_file(path, start=start, length=length) as found:
+        async with (
+            self._files(ref, is_transfer=True) as guest,
+            guest.read_file(path, start=start, length=length) as found,
+        ):
             yield found
 
     async def write_file(
@@ -224,7 +226,7 @@ class Node:
         mode: int | None = None,
         user: str | None = None,
     ) -> FileInfo:
-        async with self._files(ref) as guest:
+        async with self._files(ref, is_transfer=True) as guest:
             return await guest.write_file(path, source, mode=mode, user=user)
 
     async def stat_file(self, ref: MachineRef, path: str) -> FileInfo:
@@ -260,11 +262,11 @@ class Node:
 
     @asynccontextmanager
     async def read_archive(self, ref: MachineRef, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        async with self._files(ref) as guest, guest.read_archive(path) as chunks:
+        async with self._files(ref, is_transfer=True) as guest, guest.read_archive(path) as chunks:
             yield chunks
 
     async def write_archive(
         self, ref: MachineRef, path: str, source: AsyncIterable[bytes], *, user: str | None = None
     ) -> Mapping[str, Any]:
-        async with self._files(ref) as guest:
+        async with self._files(ref, is_transfer=True) as guest:
             return await guest.write_archive(path, source, user=user)

@@ -48,7 +48,8 @@ class LiveMachine:
         self._settings = settings
         self._bury = bury
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._files = anyio.Semaphore(settings.file_concurrency)
+        self._transfers = anyio.Semaphore(settings.file_concurrency)
+        self._requests = anyio.Semaphore(settings.file_concurrency)
         self._channel = GuestChannel(
             machine,
             record.ref.sandbox_id,
@@ -118,9 +119,9 @@ class LiveMachine:
         return await self._channel.guest(self._settings.guest_deadline if deadline is None else deadline)
 
     @asynccontextmanager
-    async def file_guest(self) -> AsyncIterator[Guest]:
-        """Hold one of the places for file operations."""
-        async with self._files:
+    async def file_guest(self, *, is_transfer: bool) -> AsyncIterator[Guest]:
+        """Hold one of the places for file operations; transfers, as slow as their callers, have their own."""
+        async with self._transfers if is_transfer else self._requests:
             yield await self.guest()
 
     async def start_process(self, order: ProcessOrder) -> SessionStatus:

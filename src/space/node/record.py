@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ class MachineRecord:
     slot: Slot
     rootfs: Path
     default_user: str
-    env: Mapping[str, str]  #: the template's with the sandbox's above it
-    token: str
+    env: Mapping[str, str] = field(repr=False)  #: the template's with the sandbox's above it
+    token: str = field(repr=False)
     handle: MachineHandle | None = None
 
     @classmethod

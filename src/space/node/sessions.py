@@ -37,6 +37,8 @@ class Session:
         default_factory=asyncio.Event
     )  #: its journal says how it started, or that it could not
 
+    beginning: asyncio.Lock = field(default_factory=asyncio.Lock)
+
     def __post_init__(self) -> None:
         if self.journal.has_started:
             self.began.set()
@@ -106,12 +108,11 @@ class Sessions:
 
     async def _begin(self, session: Session, os_pid: int) -> None:
         journal = session.journal
-        if not journal.has_started:
-            await journal.append_event(
-                RecordKind.PROCESS_STARTED,
-                {"process_id": journal.head.process_id, "os_pid": os_pid, "at": self._now()},
-            )
-            self._observations.put(journal.status())
+        async with session.beginning:
+            if not journal.has_started:
+                body = {"process_id": journal.head.process_id, "os_pid": os_pid, "at": self._now()}
+                await journal.append_event(RecordKind.PROCESS_STARTED, body)
+                self._observations.put(journal.status())
         session.began.set()
 
     async def _end(self, session: Session, kind: RecordKind, body: Mapping[str, Any]) -> None:

@@ -45,7 +45,7 @@ class NodeSettings:
     """Time between two searches for what belongs to no machine."""
 
     file_concurrency: int = 16
-    """File operations at once in one machine; more wait."""
+    """Transfers at once in one machine, and as many other file operations; more wait."""
 
     max_processes: int = 1024
     """Commands that may run at once in one machine; each holds a file of the node open."""

@@ -218,3 +218,20 @@ async def test_a_long_journal_takes_no_memory_of_fast_or_slow_readers(tmp_path: 
     await slow.aclose()
     assert total == size
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8 << 10  # KiB
+
+
+async def test_readers_end_when_the_journal_is_closed_under_them(tmp_path: Path, ids: Ids) -> None:
+    journal = Journal.create(tmp_path / "j", ids.head(), limit_bytes=LIMIT)
+    await journal.append_output(RecordKind.STDOUT, 0, b"x")
+    found = []
+
+    async def follow() -> None:
+        found.extend([record async for record in read_journal(journal, 0, follow=True)])
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow)
+            await anyio.sleep(0.01)
+            await journal.aclose()
+            await journal.append_output(RecordKind.STDOUT, 1, b"dropped")
+    assert len(found) == 1

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,9 @@ class Journal:
             journal.end, journal.written = measured.end, measured.written
             if measured.end < size:
                 os.ftruncate(fd, measured.end)
+            if oldest:
+                with suppress(OSError):  # a crash may have come between the mark and the hole
+                    disk.punch_hole(fd, BLOCK_SIZE, oldest - BLOCK_SIZE)
         except ValueError as error:
             os.close(fd)
             raise layout.Damaged(0) from error
@@ -111,6 +114,7 @@ class Journal:
         """Stop writing: what is appended later is dropped.  Readers have descriptors of their own and go on."""
         self._is_closed = True
         self._room.set()
+        self._more.set()
         async with self._lock:
             self._release()
 
@@ -122,6 +126,11 @@ class Journal:
     @property
     def head(self) -> JournalHead:
         return self.summary.head
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be appended any more: it is final, or was closed."""
+        return self._is_closed
 
     @property
     def is_final(self) -> bool:

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
+import anyio.to_thread
 import structlog
 
 from space.core.errors import Conflict, NotFound
@@ -118,12 +119,16 @@ class JournalFolder:
             await journal.aclose()
         (self._path / session_id).unlink(missing_ok=True)
 
+    def _unchanged_since(self, when: float) -> list[SessionId]:
+        """Return the sessions whose journal was last written to before `when` (seconds since 1970)."""
+        with os.scandir(self._path) as entries:
+            found = [entry for entry in entries if is_id(entry.name, "ses")]
+            return [SessionId(entry.name) for entry in found if entry.stat().st_mtime < when]
+
     async def expire(self, older_than: float) -> list[SessionId]:
         """Remove the journals that ended before `older_than` (seconds since 1970); return their sessions."""
         expired = []
-        for session_id in self.sessions():
-            if (self._path / session_id).stat().st_mtime >= older_than:
-                continue
+        for session_id in await anyio.to_thread.run_sync(self._unchanged_since, older_than):
             journal = self.find(session_id)
             if journal is not None and journal.is_final:
                 await self.forget(session_id)

@@ -20,7 +20,7 @@ async def read_journal(journal: Journal, start: int, *, follow: bool) -> AsyncGe
     try:
         await _check(journal, fd, start)
         with journal.attached(start) as reader:
-            while reader.position < journal.end or (follow and not journal.is_final):
+            while reader.position < journal.end or (follow and not journal.is_over):
                 if reader.position >= journal.end:
                     await journal.wait_for_more()
                     continue
