@@ -90,6 +90,19 @@ def test_once_stops_what_it_started(place: Place) -> None:
     assert "The answer is 42" in ran.stdout
     assert place.pids == []
     assert not _answers(place)
+    assert str(place.data_dir) not in Path("/proc/self/mounts").read_text()
+    assert list(Path("/run/netns").glob(f"space-{place.tag}-*")) == []
+
+
+def test_once_leaves_the_sandboxes_of_a_server_that_was_stopped(started: Started) -> None:
+    place, _ = started
+    kept = place.space("sandbox", "create").stdout.strip()
+    place.space("down")
+    assert place.quickstart("--once").returncode == 0
+    assert place.pids == []
+    place.up()
+    assert place.space("sandbox", "exec", kept, "--", "echo", "still here").stdout == "still here\n"
+    place.space("sandbox", "delete", kept)
 
 
 def test_once_leaves_a_server_that_ran_before(started: Started) -> None:

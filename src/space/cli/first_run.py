@@ -67,17 +67,20 @@ def first_run(settings: Settings, *, once: bool) -> None:
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     build_and_show(TemplateStore(data_dir / "templates"), extra_ca=settings.extra_ca)
     ran_before = is_running(data_dir)
+    is_in_use = True
     try:
         start_server()
         api_url, token = connection(data_dir)
         wait_until_ready(api_url)
         with Client(api_url=api_url, token=token) as client:
             run_program(client)
+            is_in_use = any(sandbox.state != "deleted" for sandbox in client.sandboxes())
         if not once:
             print_farewell(api_url, data_dir)
     finally:
         if once and not ran_before:
-            space("down")
+            # Sandboxes of an earlier server stay; without any, namespaces and mounts made ahead go too.
+            space("down") if is_in_use else space("down", "--machines")
 
 
 def start_server() -> None:
