@@ -52,8 +52,8 @@ def run_victim(directory: Path, failpoint: str) -> int:
     return subprocess.run(argv, env=environment, timeout=60, check=False, stdout=subprocess.DEVNULL).returncode
 
 
-def scenario(directory: Path, *, lines: int = 60, pause: float = 0.005) -> Scenario:
-    count = f"i=0; while [ $i -lt {lines} ]; do echo $i; i=$((i+1)); sleep {pause}; done"
+def scenario(directory: Path, *, until: str = "[ $i -ge 60 ]", pause: float = 0.005) -> Scenario:
+    count = f"i=0; until {until}; do echo $i; i=$((i+1)); sleep {pause}; done"
     made = Scenario(order(), shell(f"echo run >> {directory}/runs; {count}"))
     (directory / "scenario").write_bytes(pickle.dumps(made))
     return made
@@ -97,10 +97,13 @@ async def test_a_node_killed_while_it_removes_ends_with_nothing_left(clean: Path
 
 
 async def test_a_node_killed_ten_times_during_one_command_shows_each_line_once(clean: Path) -> None:
-    wanted = scenario(clean, lines=150, pause=0.1)
+    wanted = scenario(clean, until=f"[ -e {clean}/stop ]", pause=0.05)
     for number in range(10):
         failpoint = f"journal.after_write:kill:{number % 3 + 2}"
         assert await anyio.to_thread.run_sync(run_victim, clean, failpoint) == -signal.SIGKILL
+    (clean / "stop").touch()
     async with detached_node(clean) as (node, _):
-        assert await wanted.live(node) == b"".join(b"%d\n" % number for number in range(150))
+        lines = (await wanted.live(node)).splitlines()
+        assert lines == [b"%d" % number for number in range(len(lines))]
+        assert len(lines) > 20
         assert (clean / "runs").read_text() == "run\n"

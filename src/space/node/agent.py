@@ -20,8 +20,9 @@ from space.node import facts
 from space.node.generations import Generations
 from space.node.guest import Guest
 from space.node.journal.folder import JournalFolder
-from space.node.machines import Machines, Parts
+from space.node.machines import Machines
 from space.node.observations import Observations
+from space.node.parts import Parts
 from space.node.sessions import Sessions
 from space.node.settings import NodeSettings
 from space.node.slots import Slots

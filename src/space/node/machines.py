@@ -5,8 +5,8 @@ which is swept; or a handle, which is re-adopted.  `Generations` fences all of i
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -14,20 +14,16 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
-from space.core.errors import CapacityUnavailable, NotFound, RuntimeFailed, SpaceError, StaleGeneration, Unsupported
+from space.core.errors import CapacityUnavailable, InsufficientStorage, NotFound, RuntimeFailed, StaleGeneration
 from space.core.ids import SandboxId
-from space.core.node import Exit, MachineOrder, MachineRef, MachineSpec
-from space.core.ports import Clock, Machine, MachineExited, Runtime, Templates
+from space.core.node import Exit, MachineOrder, MachineRef
+from space.core.ports import Machine, MachineExited
 from space.host.failpoint import failpoint
-from space.host.process import ProcessFailed
-from space.node.full_disk import full_disk_refuses
-from space.node.generations import Generations, Phase
+from space.node.building import Builder
+from space.node.generations import Phase
 from space.node.live import LiveMachine
-from space.node.observations import Observations
+from space.node.parts import Parts
 from space.node.record import MachineRecord, remove_tree
-from space.node.sessions import Sessions
-from space.node.settings import NodeSettings
-from space.node.slots import Slots
 
 log = structlog.get_logger(__name__)
 
@@ -43,30 +39,14 @@ class _Building:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What machines are made with."""
-
-    settings: NodeSettings
-    runtimes: Mapping[str, Runtime]
-    templates: Templates
-    slots: Slots
-    generations: Generations
-    sessions: Sessions
-    observations: Observations
-    clock: Clock
-    memory_mib: int  #: for all machines together
-
-
 class Machines:
     """Starts, keeps and ends machines; at most one a sandbox."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._directory = parts.settings.data_dir / "node" / "machines"
+        self._builder = Builder(parts)
         self._live: dict[SandboxId, LiveMachine] = {}
         self._building: dict[SandboxId, _Building] = {}
-        self._leftover: list[MachineRecord] = []  #: to be cleaned up by the next sweep
         self._locks: dict[SandboxId, tuple[asyncio.Lock, int]] = {}
         self._sweeping = asyncio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -117,7 +97,7 @@ class Machines:
             with building.scope:
                 self._admit(order)
                 async with self._sweeping:
-                    if any(record.ref == ref for record in self._leftover):
+                    if self._builder.has_leftover(ref):
                         await self._sweep_machines()
                     self._building[ref.sandbox_id] = building
                 try:
@@ -140,21 +120,9 @@ class Machines:
                 available_mib=max(available, 0),
             )
 
-    def _runtime(self, name: str) -> Runtime:
-        try:
-            return self._parts.runtimes[name]
-        except KeyError:
-            raise Unsupported(f"this node has no runtime {name}", feature="runtime") from None
-
     async def _build(self, order: MachineOrder) -> None:
-        parts, ref, started = self._parts, order.ref, self._parts.clock.monotonic()
-        runtime = self._runtime(order.runtime)
-        template = await parts.templates.resolve(order.template_digest)
-        await parts.generations.record(ref, Phase.SEEN)
-        failpoint("ensure.after_generation")
-        slot = await parts.slots.claim(disk_mib=order.resources.disk_mib)
-        record = MachineRecord.make(self._directory, order, slot, template)
-        live = self._adopt(record, await self._start(record, runtime))
+        ref, started = order.ref, self._parts.clock.monotonic()
+        live = self._adopt(*await self._builder.build(order))
         try:
             await self._await_agent(live)
         except BaseException:
@@ -162,31 +130,9 @@ class Machines:
                 await live.end()
             raise
         failpoint("ensure.after_ready")
-        await parts.generations.record(ref, Phase.UP)
-        seconds = round(parts.clock.monotonic() - started, 4)
+        await self._parts.generations.record(ref, Phase.UP)
+        seconds = round(self._parts.clock.monotonic() - started, 4)
         log.info("machine.started", machine=ref.machine_id, runtime=order.runtime, seconds=seconds)
-
-    async def _start(self, record: MachineRecord, runtime: Runtime) -> Machine:
-        """Start the machine of a record, or leave nothing."""
-        started: list[Machine] = []
-        try:
-            with full_disk_refuses("another machine"):
-                await anyio.to_thread.run_sync(record.write_intent)
-            failpoint("ensure.after_intent")
-            with anyio.CancelScope(shield=True):  # a start that is cut off half way would have to be searched for
-                started.append(await runtime.start(self._spec(record)))
-            failpoint("ensure.after_start")
-            with full_disk_refuses("another machine"):
-                await anyio.to_thread.run_sync(record.write_handle, started[0].handle)
-            failpoint("ensure.after_handle")
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self._discard(record, started)
-            raise
-        return started[0]
-
-    def _spec(self, record: MachineRecord) -> MachineSpec:
-        return record.spec(agent_dir=self._parts.settings.agent_dir, agent_port=self._parts.settings.agent_port)
 
     async def _await_agent(self, live: LiveMachine) -> None:
         """Return once the agent has answered; raises `RuntimeFailed` if the machine ends first, or in time neither."""
@@ -249,37 +195,23 @@ class Machines:
         was_up = entry is not None and entry.generation == ref.generation and entry.phase is Phase.UP
         if was_up and not live.is_asked_to_end:
             self._parts.observations.put(MachineExited(ref=ref, exit=exit))
-            await self._parts.generations.record(ref, Phase.ENDED)
+            with suppress(InsufficientStorage):  # burying it makes room
+                await self._parts.generations.record(ref, Phase.ENDED)
         await live.machine.stop()
         failpoint("bury.after_stop")
-        await self._forget(live.record)
+        await self._builder.forget(live.record)
         if self._live.get(ref.sandbox_id) is live:
             del self._live[ref.sandbox_id]
         log.info("machine.ended", machine=ref.machine_id, reason=exit.reason, asked=live.is_asked_to_end)
-
-    async def _discard(self, record: MachineRecord, started: Sequence[Machine]) -> None:
-        """Undo a start that failed."""
-        try:
-            for machine in started:
-                await machine.stop()
-            await self._forget(record)
-        except (SpaceError, OSError, ProcessFailed) as error:
-            log.error("machine.discard_failed", machine=record.ref.machine_id, error=str(error))
-            self._leftover.append(record)
-
-    async def _forget(self, record: MachineRecord) -> None:
-        """Give back what the node itself made for a machine that is no more."""
-        await self._parts.slots.release(record.slot)
-        failpoint("bury.after_slot")
-        await anyio.to_thread.run_sync(record.remove)
 
     # After a restart, and every minute
 
     async def recover(self, tasks: anyio.abc.TaskGroup) -> None:
         """Find the machines of an earlier life of the node, and remove what is left of the others."""
         self._tasks = tasks
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        records = [record for path in self._directory.iterdir() if (record := MachineRecord.read(path)) is not None]
+        directory = self._builder.directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        records = [record for path in directory.iterdir() if (record := MachineRecord.read(path)) is not None]
         async with anyio.create_task_group() as recovering:
             for record in records:
                 recovering.start_soon(self._readopt, record)
@@ -299,7 +231,7 @@ class Machines:
         if record.handle is None or runtime is None or not is_current:
             log.info("machine.dropped", machine=ref.machine_id, is_current=is_current, built=record.handle is not None)
             return
-        machine = await runtime.recover(record.handle, self._spec(record))
+        machine = await runtime.recover(record.handle, self._builder.spec(record))
         if machine is not None:
             log.info("machine.readopted", machine=ref.machine_id)
             self._adopt(record, machine)
@@ -322,9 +254,7 @@ class Machines:
 
     async def _sweep_machines(self) -> None:
         await self._sweep_runtimes()
-        for record in list(self._leftover):
-            await self._forget(record)
-            self._leftover.remove(record)
+        await self._builder.forget_leftover()
 
     async def _sweep_runtimes(self) -> None:
         keep = self._wanted()
@@ -334,8 +264,8 @@ class Machines:
                 log.warning("machines.swept", runtime=name, machines=list(removed))
 
     async def _sweep_directories(self) -> None:
-        keep = self._wanted() | {record.ref.machine_id for record in self._leftover}
-        for path in self._directory.iterdir():
+        keep = self._wanted() | {record.ref.machine_id for record in self._builder.leftover}
+        for path in self._builder.directory.iterdir():
             if path.name not in keep:
                 await anyio.to_thread.run_sync(remove_tree, path)
                 log.info("machine.directory_swept", machine=path.name)
