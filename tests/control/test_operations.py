@@ -117,8 +117,9 @@ async def test_a_caller_that_goes_away_does_not_stop_what_it_asked_for(plane: Co
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    await asyncio.sleep(0.2)
-    rows = plane.store._reader.rows("SELECT state, held_by FROM sandboxes")
+    await plane.delete((await plane.running()).id)  # all that was handed in before is committed
+    await plane.idle()
+    rows = plane.store._reader.rows("SELECT state, held_by FROM sandboxes WHERE state <> 'deleted'")
     assert set(rows) <= {("running", None)}
     assert len(plane.node.machines) == len(rows)
 
@@ -286,9 +287,11 @@ async def test_a_lease_is_renewed_while_the_step_takes_long(tmp_path: Path) -> N
         await node.entered.wait()
         other = Worker(plane.store, node, clock, owner="other", steps=STEPS)
         async with working(other):
-            for _ in range(40):  # a minute and a half
-                clock.advance(2.5)
-                await asyncio.sleep(0.01)
+            for _ in range(30):  # three minutes
+                clock.advance(6)
+                renewed = "SELECT 1 FROM operations WHERE lease_until >= ?"
+                enough = int((clock.now().timestamp() + 9) * 1000)
+                await until(lambda: plane.store._reader.row(renewed, (enough,)), advancing=clock, by=0.001)  # noqa: B023
             assert (await plane.operations.get(principal(), operation.id)).attempt == 1
             node.gate.set()
             assert (await plane.ended(operation)).status is Status.SUCCEEDED
@@ -352,9 +355,10 @@ async def _forever(context: StepContext) -> None:
 async def test_an_operation_that_kills_every_server_fails_in_the_end(tmp_path: Path) -> None:
     async with control_plane(tmp_path, steps={**STEPS, Kind.CREATE: (_forever,)}) as plane:
         sandbox, operation = await plane.create()
-    for _ in range(12):  # each finds it unfinished and dies over it
+    for number in range(2, 11):  # each finds it unfinished and dies over it
         async with control_plane(tmp_path, steps={**STEPS, Kind.CREATE: (_forever,)}) as plane:
-            await asyncio.sleep(0.05)
+            claimed = "SELECT 1 FROM operations WHERE attempt = ?"
+            await until(lambda: plane.store._reader.row(claimed, (number,)))  # noqa: B023  awaited here
     async with control_plane(tmp_path) as plane:
         assert (await plane.ended(operation)).status is Status.FAILED
         assert (await plane.get(sandbox.id)).state is State.FAILED

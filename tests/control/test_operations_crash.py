@@ -113,6 +113,7 @@ async def _scenario(directory: Path) -> None:
                 delete = await plane.delete(sandbox.id)
                 _note(directory, f"deleted:{sandbox.id}")
                 await plane.ended(delete)
+        await plane.idle()  # waiters hear of the commit before the worker goes on
 
 
 def _note(directory: Path, line: str) -> None:

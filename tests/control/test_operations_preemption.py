@@ -7,6 +7,7 @@ import pytest
 
 from space.core.lifecycle import State
 from space.core.operation import Status
+from space.testing.clock import FakeClock
 from space.testing.control_plane import a_call, control_plane, principal
 from space.testing.node import FakeNode
 
@@ -25,7 +26,7 @@ async def test_a_delete_arriving_while_a_machine_is_half_built_leaves_no_machine
         assert (await plane.operations.get(principal(), create.id)).status is Status.CANCELLED
         assert (await plane.ended(delete)).status is Status.SUCCEEDED
         node.gate.set()  # the old step goes on, and finds the tombstone
-        await asyncio.sleep(0.1)
+        await plane.idle()
         assert node.machines == {}
         assert node.started == []
         row = await plane.get(sandbox.id)
@@ -33,18 +34,22 @@ async def test_a_delete_arriving_while_a_machine_is_half_built_leaves_no_machine
 
 
 async def test_a_step_that_ends_after_the_delete_was_admitted_cannot_bring_the_sandbox_back(tmp_path: Path) -> None:
-    node = FakeNode()
+    clock, node = FakeClock(), FakeNode()
     node.gate = asyncio.Event()
-    async with control_plane(tmp_path, node=node) as plane:
+    async with control_plane(tmp_path, node=node, clock=clock) as plane:
         sandbox, _create = await plane.create()
         await node.entered.wait()
         node.remove_failures = [RuntimeError("the node is slow")]  # the delete's first attempt does not reach it
         delete = await plane.delete(sandbox.id)
+        async with asyncio.timeout(10):
+            while node.remove_failures:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
         node.gate.set()  # the machine comes up while the delete waits for its next attempt
-        await asyncio.sleep(0.05)
+        await plane.idle()
         assert node.machines == {sandbox.id: 1}
         assert (await plane.get(sandbox.id)).shown_state == "deleting"
 
+        clock.advance(5)
         assert (await plane.ended(delete)).status is Status.SUCCEEDED
         assert node.machines == {}
         events = await plane.sandboxes.events(principal(), sandbox.id, after=0, limit=20)

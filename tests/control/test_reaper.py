@@ -37,7 +37,7 @@ class Timed:
     async def reap(self) -> None:
         """Do a round, and let what it began end."""
         await self.reaper.reap()
-        await asyncio.sleep(0.05)
+        await self.plane.idle()
 
 
 @pytest.fixture
@@ -151,8 +151,6 @@ async def test_a_sandbox_that_is_being_deleted_already_is_left_alone(timed: Time
     sandbox = await timed.plane.running(auto_lifecycle=AutoLifecycle(max_lifetime_seconds=1))
     timed.plane.node.remove_failures = [RuntimeError("later")]
     delete = await timed.plane.delete(sandbox.id)
-    await asyncio.sleep(0.05)
-    timed.clock.advance(0.5)
     await timed.reap()
     timed.clock.advance(5)
     await timed.reap()

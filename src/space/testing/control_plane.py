@@ -70,6 +70,12 @@ class ControlPlane:
     async def delete(self, sandbox_id: str) -> Operation:
         return await self.sandboxes.delete(a_call("deleteSandbox"), sandbox_id)
 
+    async def idle(self) -> None:
+        """Wait until the worker drives nothing."""
+        async with asyncio.timeout(20):
+            while self.worker._driven:  # noqa: ASYNC110  nobody tells of it
+                await asyncio.sleep(0.002)
+
     async def ended(self, operation: Operation, *, seconds: float = 10) -> Operation:
         """Wait for the operation's end."""
         ended = await self.operations.wait(principal(), operation.id, seconds=seconds)
