@@ -252,6 +252,7 @@ async def run(
     check: bool = True,
     max_output: int = 16 << 20,
     netns: str | None = None,
+    pass_fds: Sequence[int] = (),
     hidden: Sequence[str] | None = None,
 ) -> Completed:
     """Run a program to its end and return what it wrote, of each stream at most `max_output` bytes.
@@ -263,7 +264,17 @@ async def run(
         FileNotFoundError: there is no such program.
     """
     with memory_file(stdin) as source, memory_file() as output, memory_file() as errors:
-        process = spawn(argv, env=env, cwd=cwd, stdin=source, stdout=output, stderr=errors, netns=netns, hidden=hidden)
+        process = spawn(
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=source,
+            stdout=output,
+            stderr=errors,
+            netns=netns,
+            pass_fds=pass_fds,
+            hidden=hidden,
+        )
         try:
             await asyncio.wait_for(process.wait(), timeout)
         except TimeoutError:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from space.core.node import MachineSpec
 from space_guest.launch import agent_argv, agent_env
 
-#: Returns argv and environment of pid 1, given the machine and where the guest finds its token.
+#: Returns argv and environment of pid 1, given the machine and where the guest finds its token (`fd:N` or a path).
 FirstProcess = Callable[[MachineSpec, str], tuple[Sequence[str], Mapping[str, str]]]
 
 

@@ -42,7 +42,7 @@ async def test_trap_1_without_hiding_it_an_affected_kernel_refuses_the_network(m
     runsc = Runsc(program="runsc", root=host.directory / "other")
     from space.runtimes.gvisor import bundle as oci
 
-    argv, env = host.first_process(spec, oci.TOKEN_PATH)
+    argv, env = host.first_process(spec, "fd:3")
     directory = oci.write(spec, argv=argv, env=env)
     await host.network.release(spec.slot.index)
     line = runsc.argv("run", "-detach", f"-bundle={directory}", spec.machine_id, filestore=spec.slot.filestore)

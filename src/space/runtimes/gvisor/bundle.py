@@ -1,15 +1,14 @@
 """The OCI bundle of a machine: what runsc is told about it.
 
 Capabilities are Docker's default set: in gVisor they bound what root in the guest may ask of the guest's kernel, not
-of the host's.  Nothing of the host is mounted but the template, the agent's directory and the token file, all of them
-read-only; what the guest writes goes to overlays in its filestore.
+of the host's.  Nothing of the host is mounted but the template and the agent's directory, both read-only; what the
+guest writes goes to overlays in its filestore.  The agent's token is in none of it: it comes through a pipe.
 
 `/tmp` is an overlay over an empty directory, because gVisor otherwise puts a tmpfs there, and then a download counts
 as memory.
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ MAX_FILES = 65536
 
 
 def write(spec: MachineSpec, *, argv: Sequence[str], env: Mapping[str, str]) -> Path:
-    """Write the bundle and the token below `spec.state_dir`; return the bundle's directory.
+    """Write the bundle below `spec.state_dir`; return its directory.
 
     It is named after the machine, so that the command line of each of the machine's processes tells whose it is.
     """
@@ -48,21 +47,8 @@ def write(spec: MachineSpec, *, argv: Sequence[str], env: Mapping[str, str]) -> 
     bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
     _empty(spec).mkdir(exist_ok=True)
     _empty(spec).chmod(0o1777)
-    _write_secret(token_file(spec), spec.token)
     (bundle / "config.json").write_text(json.dumps(config(spec, argv=argv, env=env)))
     return bundle
-
-
-def token_file(spec: MachineSpec) -> Path:
-    """Return where the token lies on the host: 0400, seen in the guest at `TOKEN_PATH`."""
-    return spec.state_dir / "token"
-
-
-def _write_secret(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
 
 
 def config(spec: MachineSpec, *, argv: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
@@ -105,7 +91,6 @@ def _mounts(spec: MachineSpec) -> list[dict[str, Any]]:
         {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": shared},  # noqa: S108
         {"destination": "/tmp", "type": "bind", "source": str(_empty(spec)), "options": ["bind", "nosuid", "nodev"]},  # noqa: S108
         _read_only(spec.agent_dir, AGENT_DIRECTORY),
-        _read_only(token_file(spec), TOKEN_PATH),
     ]
 
 

@@ -59,13 +59,14 @@ class Runsc:
         log: Path | None = None,
         filestore: Path | None = None,
         flags: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
         timeout: float = 30,
     ) -> Completed:
         """Run a command to its end; raises `ProcessFailed`."""
         if command[0] not in VERBS or (command[0] == "checkpoint" and command[: len(CHECKPOINT)] != CHECKPOINT):
             raise ValueError(f"runsc {command[0]} is not called from here; see the traps above")
         argv = self.argv(*command, log=log, filestore=filestore, flags=flags)
-        return await run(argv, env=ENV, timeout=timeout, hidden=HIDDEN)
+        return await run(argv, env=ENV, timeout=timeout, pass_fds=pass_fds, hidden=HIDDEN)
 
     def files_of(self, machine_id: str) -> Sequence[Path]:
         """Return runsc's own files of a machine: state, lock, control socket."""

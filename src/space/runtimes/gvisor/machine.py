@@ -141,5 +141,5 @@ def remove_files(runsc: Runsc, machine_id: str, state_dir: Path | None) -> None:
         path.unlink(missing_ok=True)
     if state_dir is not None:
         shutil.rmtree(state_dir / machine_id, ignore_errors=True)
-        for name in ("token", "pid", "runsc.log"):
+        for name in ("pid", "runsc.log"):
             (state_dir / name).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import structlog
 
@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 NAME = "gvisor"
 START_SECONDS = 60.0
+TOKEN_FD = 3  #: in the guest: a pipe that gives the token once
 
 
 class GVisor:
@@ -92,22 +93,25 @@ class GVisor:
 
     async def _start(self, spec: MachineSpec) -> GVisorMachine:
         self._runsc.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        argv, env = self._first_process(spec, bundle.TOKEN_PATH)
+        argv, env = self._first_process(spec, f"fd:{TOKEN_FD}")
         pid_file = spec.state_dir / "pid"
         try:
             directory = bundle.write(spec, argv=argv, env=env)
             self._cgroups.create(spec.slot.cgroup, spec.resources)
             failpoint("gvisor.before_run")
-            await self._runsc.call(
-                "run",
-                "-detach",
-                f"-pid-file={pid_file}",
-                f"-bundle={directory}",
-                spec.machine_id,
-                log=spec.state_dir / "runsc.log",
-                filestore=spec.slot.filestore,
-                timeout=START_SECONDS,
-            )
+            with token_pipe(spec.token) as token:
+                await self._runsc.call(
+                    "run",
+                    "-detach",
+                    f"-pid-file={pid_file}",
+                    f"-bundle={directory}",
+                    f"-pass-fd={token}:{TOKEN_FD}",
+                    spec.machine_id,
+                    log=spec.state_dir / "runsc.log",
+                    filestore=spec.slot.filestore,
+                    pass_fds=(token,),
+                    timeout=START_SECONDS,
+                )
             failpoint("gvisor.after_run")
             self._cgroups.add_overhead(spec.slot.cgroup, spec.resources)
             return GVisorMachine(self._handle(spec), spec, runsc=self._runsc, cgroups=self._cgroups)
@@ -178,6 +182,18 @@ class GVisor:
         for machine_id in gone:
             self._machines.pop(machine_id, None)
         return sorted(gone)
+
+
+@contextlib.contextmanager
+def token_pipe(token: str) -> Iterator[int]:
+    """Return the reading end of a pipe that holds the token and has no writer: who reads it first has it alone."""
+    reading, writing = os.pipe()
+    try:
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(token)
+        yield reading
+    finally:
+        os.close(reading)
 
 
 def _id_of(name: str) -> str | None:
