@@ -31,6 +31,7 @@ class GVisorMachine:
         self._cgroups = cgroups
         self._exit: Exit | None = None
         self._is_stopping = False
+        self.is_removed = False  #: stopped, and nothing of it is left
         self._stopping = asyncio.Lock()
         owned.add(handle.pid)
         self._pidfd: int | None = None
@@ -80,6 +81,7 @@ class GVisorMachine:
             await self._kill()
             failpoint("gvisor.after_kill")
             await asyncio.shield(asyncio.to_thread(self._remove_traces))
+            self.is_removed = True
 
     async def _kill(self) -> None:
         if self._pidfd is not None:

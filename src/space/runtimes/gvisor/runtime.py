@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import structlog
 
@@ -52,7 +52,7 @@ class GVisor:
         self._cgroups = Cgroups(instance)
         self._first_process = first_process
         self._machines: dict[str, GVisorMachine] = {}
-        self._starting: dict[str, asyncio.Lock] = {}
+        self._starting: dict[str, tuple[asyncio.Lock, int]] = {}  #: by machine, and how many want it
         # Starts are bound by CPU: more at once only makes each of them late (gvisor.md §3).
         self._places = asyncio.Semaphore(concurrency or 2 * (os.cpu_count() or 1))
 
@@ -65,19 +65,33 @@ class GVisor:
 
     async def start(self, spec: MachineSpec) -> GVisorMachine:
         check_id(spec.machine_id)
-        async with self._starting.setdefault(spec.machine_id, asyncio.Lock()):
-            try:
-                running = self._machines.get(spec.machine_id)
-                if running is not None and not running.has_ended:
-                    return running
-                machine = await asyncio.to_thread(self._find, spec)
-                if machine is None:
-                    async with self._places:
-                        machine = await self._start(spec)
-                self._machines[spec.machine_id] = machine
-                return machine
-            finally:
-                self._starting.pop(spec.machine_id, None)
+        async with self._exclusively(spec.machine_id):
+            running = self._machines.get(spec.machine_id)
+            if running is not None and not running.has_ended:
+                return running
+            machine = await asyncio.to_thread(self._find, spec)
+            if machine is None:
+                async with self._places:
+                    machine = await self._start(spec)
+            self._remember(machine)
+            return machine
+
+    @contextlib.asynccontextmanager
+    async def _exclusively(self, machine_id: str) -> AsyncIterator[None]:
+        """Let one task at a time start a machine: the failure of a second start would take the first one's away."""
+        lock, users = self._starting.get(machine_id, (asyncio.Lock(), 0))
+        self._starting[machine_id] = lock, users + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._starting.pop(machine_id)
+            if users > 1:
+                self._starting[machine_id] = lock, users - 1
+
+    def _remember(self, machine: GVisorMachine) -> None:
+        self._machines = {each.machine_id: each for each in self._machines.values() if not each.is_removed}
+        self._machines[machine.machine_id] = machine
 
     def _find(self, spec: MachineSpec) -> GVisorMachine | None:
         """Return the machine if an earlier process of the node got it to run; else remove what there is of it."""
@@ -155,7 +169,7 @@ class GVisor:
         if not process_is(handle.pid, handle.pid_start_time):
             return None
         machine = GVisorMachine(handle, spec, runsc=self._runsc, cgroups=self._cgroups)
-        self._machines[handle.machine_id] = machine
+        self._remember(machine)
         return machine
 
     async def sweep(self, keep: frozenset[str]) -> Sequence[str]:

@@ -127,6 +127,21 @@ class RuntimeConformance:
         assert await echo(machine, spec) == b"hello"
         await machine.stop()
 
+    async def test_a_second_start_does_not_take_away_what_a_third_has_started(self, host: RuntimeHost) -> None:
+        spec = await host.spec()
+        runtime = host.runtime()
+        broken = replace(spec, rootfs=Path("/nonexistent"))
+        first = asyncio.ensure_future(runtime.start(broken))
+        others = [asyncio.ensure_future(runtime.start(spec)) for _ in range(2)]
+        with pytest.raises(RuntimeFailed):
+            await first
+        others.append(asyncio.ensure_future(runtime.start(spec)))
+        machines = await asyncio.gather(*others)
+        assert len({machine.handle.pid for machine in machines}) == 1
+        assert await echo(machines[0], spec) == b"hello"
+        await machines[0].stop()
+        assert host.leftovers() == []
+
     async def test_a_start_that_is_cancelled_leaves_nothing(self, host: RuntimeHost) -> None:
         spec = await host.spec()
         runtime = host.runtime()
