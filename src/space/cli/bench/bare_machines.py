@@ -41,7 +41,7 @@ from space.node.slots import Slots
 from space.runtimes.first_process import guest_agent
 from space.runtimes.gvisor import bundle
 from space.runtimes.gvisor.command import Runsc
-from space.runtimes.gvisor.runtime import GVisor
+from space.runtimes.gvisor.runtime import TOKEN_FD, GVisor, token_pipe
 from space.templates.agent import build_agent_dir
 from space.templates.store import TemplateStore
 
@@ -71,6 +71,10 @@ class BareMachines:
             disk_mib=RESOURCES.disk_mib,
         )
 
+    @property
+    def tag(self) -> str:
+        return self._instance.tag
+
     @asynccontextmanager
     async def opened(self) -> AsyncIterator["BareMachines"]:
         """Keep slots ready; leave nothing behind."""
@@ -97,20 +101,23 @@ class BareMachines:
         spec = record.spec(agent_dir=self._agent_dir, agent_port=AGENT_PORT)
         spec.state_dir.mkdir(parents=True)
         self._runsc.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        argv, env = guest_agent(spec, bundle.TOKEN_PATH)
+        argv, env = guest_agent(spec, f"fd:{TOKEN_FD}")
         path = bundle.write(spec, argv=argv, env=env)
         self._cgroups.create(slot.cgroup, RESOURCES)
         began = time.perf_counter()
-        await self._runsc.call(
-            "run",
-            "-detach",
-            f"-pid-file={spec.state_dir / 'pid'}",
-            f"-bundle={path}",
-            spec.machine_id,
-            log=spec.state_dir / "runsc.log",
-            filestore=slot.filestore,
-            timeout=60,
-        )
+        with token_pipe(spec.token) as token:
+            await self._runsc.call(
+                "run",
+                "-detach",
+                f"-pid-file={spec.state_dir / 'pid'}",
+                f"-bundle={path}",
+                f"-pass-fd={token}:{TOKEN_FD}",
+                spec.machine_id,
+                log=spec.state_dir / "runsc.log",
+                filestore=slot.filestore,
+                pass_fds=(token,),
+                timeout=60,
+            )
         guest = await self._agent(slot.gateway_netns, slot.guest_ip, spec.token)
         took = (time.perf_counter() - began) * 1000
         await guest.aclose()
@@ -148,7 +155,7 @@ async def measure_node(node: Node, digest: str) -> float:
 
 
 async def main(data_dir: Path) -> None:
-    """Answer `{"what": "bare" | "node"}` with `{"ms"}`."""
+    """Answer `{"what": "bare" | "node"}` with `{"ms"}`, and `names` with the instances' tags."""
     templates = data_dir / "templates"
     directory = Path(tempfile.mkdtemp(prefix="space-bench-"))
     instance = Instance(secrets.token_hex(8))
@@ -165,6 +172,8 @@ async def main(data_dir: Path) -> None:
             await node.started()
 
             async def answer(question: dict[str, Any]) -> dict[str, Any]:
+                if question["what"] == "names":
+                    return {"tags": [instance.tag, bare.tag]}
                 took = await (bare.measure() if question["what"] == "bare" else measure_node(node, digest))
                 return {"ms": took}
 
