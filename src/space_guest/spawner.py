@@ -99,7 +99,8 @@ def _become(identity: tuple[int, int, list[int], int], requests: socket.socket) 
         os.setgroups(groups)
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    Spawner(requests).run()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the agent has gone, or has given this one up
+        Spawner(requests).run()
 
 
 def _limit(uid: int, max_processes: int) -> None:

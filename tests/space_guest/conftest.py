@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,7 @@ class Agent:
 
     def __init__(self, folder: Path, *, user: str = "root", run_as: int | None = None) -> None:
         self.folder = folder
+        self._streams: list[SocketStream] = []
         token = folder / "token"
         token.write_text(TOKEN)
         with socket.socket() as probe:
@@ -69,14 +70,18 @@ class Agent:
     async def connect(self) -> SocketStream:
         for attempt in itertools.count():
             try:
-                return SocketStream(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20))
+                stream = SocketStream(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20))
+                self._streams.append(stream)
+                return stream
             except OSError:
                 if attempt > 200 or self.process.poll() is not None:
                     raise
                 await asyncio.sleep(0.05)
         raise AssertionError
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        for stream in self._streams:
+            await stream.aclose()
         self.process.kill()
         self.process.wait()
         self.log.close()
@@ -166,10 +171,10 @@ class Session:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
+async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     found = Agent(tmp_path, user=_user())
     yield found
-    found.stop()
+    await found.stop()
     assert found.complaints == ""
 
 
