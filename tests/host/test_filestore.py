@@ -1,6 +1,7 @@
 """Filesystems of limited size: empty, exact, gone without a trace."""
 
 import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -145,3 +146,11 @@ def test_a_sparse_copy_has_the_data_and_keeps_the_holes(tmp_path: Path) -> None:
         target.seek(8 << 20)
         assert target.read(5) == b"hello"
         assert (tmp_path / "to").read_bytes() == (tmp_path / "from").read_bytes()
+
+
+@pytest.mark.root
+async def test_the_directory_can_be_deleted_once_all_filestores_are_removed(stores: FileStores) -> None:
+    await stores.create(1, 64)
+    await stores.sweep(())
+    shutil.rmtree(stores.directory)
+    await FileStores(stores.directory).create(1, 64)
