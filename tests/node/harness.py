@@ -248,7 +248,7 @@ def output(records: Sequence[JournalRecord | Trimmed], kind: RecordKind = Record
     return b"".join(r.payload for r in records if isinstance(r, JournalRecord) and r.kind is kind)
 
 
-async def eventually(is_so: Callable[[], bool], *, seconds: float = 5) -> None:
+async def eventually(is_so: Callable[[], bool], *, seconds: float = 30) -> None:
     """Wait until something is so that nobody tells of."""
     with anyio.fail_after(seconds):
         while not is_so():  # noqa: ASYNC110
@@ -258,7 +258,7 @@ async def eventually(is_so: Callable[[], bool], *, seconds: float = 5) -> None:
 async def observed(node: Node, count: int) -> list[MachineExited | SessionStatus]:
     """Take `count` observations."""
     found: list[MachineExited | SessionStatus] = []
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async for observation in node.observations():
             found.append(observation)
             if len(found) == count:
