@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import structlog
+import anyio
 
 from space.app.compose import build_node
 from space.cli.bench.answering import answer_questions
@@ -42,6 +42,7 @@ from space.runtimes.first_process import guest_agent
 from space.runtimes.gvisor import bundle
 from space.runtimes.gvisor.command import Runsc
 from space.runtimes.gvisor.runtime import TOKEN_FD, GVisor, token_pipe
+from space.telemetry import configure_logging
 from space.templates.agent import build_agent_dir
 from space.templates.store import TemplateStore
 
@@ -80,17 +81,13 @@ class BareMachines:
         """Keep slots ready; leave nothing behind."""
         try:
             await self._slots.restore(())
-            refilling = asyncio.create_task(self._slots.run())
-            try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._slots.run)
                 yield self
-            finally:
-                refilling.cancel()
-                await asyncio.wait([refilling])
+                tasks.cancel_scope.cancel()
         finally:
-            await self._runtime.sweep(frozenset())
-            await self._network.remove()
-            await self._filestores.aclose()
-            self._cgroups.sweep(())
+            with anyio.CancelScope(shield=True):
+                await _remove(self._instance, self._directory)
 
     async def measure(self) -> float:
         """Start one machine, return the milliseconds to its agent's answer, and remove it."""
@@ -134,6 +131,14 @@ class BareMachines:
                 await asyncio.sleep(DIAL_PAUSE)
 
 
+async def _remove(instance: Instance, directory: Path) -> None:
+    """Take away all that an instance made in the kernel."""
+    await GVisor(instance).sweep(frozenset())
+    await Network(instance).remove()
+    await FileStores(directory / "filestores").aclose()
+    Cgroups(instance).sweep(())
+
+
 async def _ignore(_: object) -> None:
     """Take what no process sends."""
 
@@ -168,7 +173,9 @@ async def main(data_dir: Path) -> None:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(Reaper())
             bare = await stack.enter_async_context(BareMachines(directory / "bare", templates, agent_dir).opened())
-            running = asyncio.create_task(node.run())
+            stack.push_async_callback(_remove, instance, directory)
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            tasks.start_soon(node.run)
             await node.started()
 
             async def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -177,19 +184,12 @@ async def main(data_dir: Path) -> None:
                 took = await (bare.measure() if question["what"] == "bare" else measure_node(node, digest))
                 return {"ms": took}
 
-            try:
-                await answer_questions(answer)
-            finally:
-                running.cancel()
-                await asyncio.wait([running])
-                await GVisor(instance).sweep(frozenset())
-                await Network(instance).remove()
-                await FileStores(directory / "filestores").aclose()
-                Cgroups(instance).sweep(())
+            await answer_questions(answer)
+            tasks.cancel_scope.cancel()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    configure_logging(log_format="json", level="warning", stream=sys.stderr)
     asyncio.run(main(Path(sys.argv[1])))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 from types import TracebackType
 from typing import Any, Literal
 
@@ -16,11 +17,12 @@ class Child:
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._name = module.rpartition(".")[2]
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `__exit__` closes it; not a pipe, which would fill
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._log,
             start_new_session=True,  # Ctrl-C ends us; it then sees its stdin close and cleans up
         )
 
@@ -42,7 +44,9 @@ class Child:
         return dict(answer)
 
     def _failure(self) -> CommandError:
-        said = self._process.communicate()[1].decode("utf-8", "replace").strip().splitlines()
+        self._process.communicate()
+        self._log.seek(0)
+        said = self._log.read().decode("utf-8", "replace").strip().splitlines()
         return CommandError(f"the helper {self._name} ended: {said[-1] if said else 'it said nothing'}")
 
     def __enter__(self) -> "Child":
@@ -56,4 +60,5 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
+        self._log.close()
         return False

@@ -4,13 +4,12 @@ Machines are not what is measured, and a hundred of them would not leave the CPU
 """
 
 import asyncio
-import sys
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import structlog
+import anyio
 
 from space.app.compose import build_control
 from space.app.listener import Listener, listen, url_of
@@ -19,6 +18,7 @@ from space.config import Settings
 from space.host.clock import SystemClock
 from space.server import create_api
 from space.storage.sql.store import open_store
+from space.telemetry import configure_logging
 from space.testing.node import FakeNode
 from space.testing.templates import FakeTemplates
 
@@ -42,26 +42,19 @@ async def main(directory: Path) -> None:
         stack.push_async_callback(store.aclose)
         stack.callback(sock.close)
         secrets = await control.accounts.bootstrap(cli_secret=None)
-        loops = [asyncio.create_task(run()) for run in control.loops.values()]
-        serving = asyncio.create_task(listener.serve_until_stopped())
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        for run in control.loops.values():
+            tasks.start_soon(run)
+        tasks.start_soon(listener.serve_until_stopped)
 
         async def reply(_: dict[str, Any]) -> dict[str, Any]:
             return {"url": url_of(sock), "token": secrets.cli_token}
 
-        try:
-            await answer_questions(reply)
-        finally:
-            listener.stop()
-            await serving
-            for loop in loops:
-                loop.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
+        await answer_questions(reply)
+        tasks.cancel_scope.cancel()
 
 
 if __name__ == "__main__":
-    structlog.configure(
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(40),  # as a server in production: no line a request here
-    )
-    with tempfile.TemporaryDirectory(prefix="space-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="space-bench-") as name, (Path(name) / "log").open("w") as log:
+        configure_logging(log_format="json", level="info", stream=log)  # as a server that `space up --detach` started
         asyncio.run(main(Path(name)))
