@@ -2,6 +2,7 @@ import io
 import os
 import tarfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -47,8 +48,8 @@ async def test_a_tree_survives_the_way_out_and_in(session, tmp_path):
     copy = tmp_path / "copy"
     assert (copy / "sub" / "file").read_bytes() == (root / "sub" / "file").read_bytes()
     assert (copy / "sub" / "file").stat().st_mode & 0o777 == 0o751
-    assert os.readlink(copy / "link") == "sub/file"
-    assert sorted(os.listdir(copy)) == ["empty", "link", "näme", "sub"]
+    assert (copy / "link").readlink() == Path("sub/file")
+    assert sorted(path.name for path in copy.iterdir()) == ["empty", "link", "näme", "sub"]
 
 
 @pytest.mark.parametrize(

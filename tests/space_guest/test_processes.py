@@ -121,7 +121,9 @@ async def test_signals_reach_the_group_and_say_so(session):
 
 
 async def test_a_caught_signal_does_not_end_it(session):
-    process_id = await session.start("sh", "-c", "trap 'echo caught; exit 3' USR1; echo up; while :; do sleep 0.05; done")
+    process_id = await session.start(
+        "sh", "-c", "trap 'echo caught; exit 3' USR1; echo up; while :; do sleep 0.05; done"
+    )
     await session.recorder.until(lambda: session.recorder.text(process_id) == b"up\n")
     await session.guest.signal(process_id, "SIGUSR1")
     exited = await session.recorder.exit(process_id)
