@@ -1,8 +1,9 @@
 """Forms that every part of the API shares."""
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 Code = Literal[
     "invalid_request",
@@ -27,10 +28,51 @@ Text = Annotated[str, Field(pattern=NO_NUL)]
 """A string without NUL bytes: those end a string in every system call that it could reach."""
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def _instant(value: Any) -> Any:
+    if not isinstance(value, str) or not _INSTANT.match(value):
+        raise ValueError("a time as RFC 3339 has it, with its offset, e.g. 2026-12-01T09:30:00Z")
+    return value
+
+
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d")
+
+Whole = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int)]
+"""An integer; `1.0` is one, as JSON Schema has it."""
+
+Instant = Annotated[AwareDatetime, BeforeValidator(_instant, json_schema_input_type=AwareDatetime)]
+"""A time with its offset; bare numbers are no times."""
+
+
 class Asked(BaseModel):
     """A request body: strict types, and unknown fields are an error that names them."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def exactly_one(*names: str) -> ConfigDict:
+    """Configure a model whose validator wants exactly one of these fields, so that its schema says so."""
+    return ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in names]})
+
+
+def at_least_one(*names: str) -> ConfigDict:
+    """Configure a model whose validator wants one of these fields or more, so that its schema says so."""
+    return ConfigDict(json_schema_extra={"anyOf": [{"required": [name]} for name in names]})
+
+
+def mapping(key: dict[str, Any], value: dict[str, Any], **limits: Any) -> WithJsonSchema:
+    """Describe an object by its property names; pydantic's `patternProperties` would let all other names pass."""
+    return WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"type": "string", **key},
+            "additionalProperties": {"type": "string", **value},
+            **limits,
+        }
+    )
 
 
 class Query(BaseModel):

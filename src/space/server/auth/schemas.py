@@ -3,14 +3,14 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import Field, model_validator
 
 from space.core.account import READ_ONLY, Role, Scope, TokenKind
-from space.server.schemas import NO_NUL, Asked, Query, Shown
+from space.server.schemas import NO_NUL, Asked, Instant, Query, Shown, at_least_one, exactly_one
 from space.server.v1.schemas.sandboxes import TemplateReference
 from space.server.v1.schemas.shared import Cursor, Limit
 
-Email = Annotated[str, Field(min_length=3, max_length=254, pattern=r"^[^\x00-\x20@]+@[^\x00-\x20@]+$")]
+Email = Annotated[str, Field(min_length=3, max_length=254, pattern=r"^[!-?A-~]+@[!-?A-~]+$")]
 Password = Annotated[str, Field(min_length=12, max_length=1024, pattern=NO_NUL, description="At least 12 characters.")]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 RoleName = Literal["admin", "member", "viewer"]
@@ -51,13 +51,17 @@ class LoginShown(Shown):
 class TokenCreate(Asked):
     """Asks for a token."""
 
+    model_config = exactly_one("scopes", "preset")
+
     name: Name
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=32)] | None = None
-    preset: Annotated[Literal["read-only"], Field(description="Instead of `scopes`.")] | None = None
+    scopes: Annotated[list[Scope], Field(default_factory=list, min_length=1, max_length=32)]
+    preset: Annotated[
+        Literal["read-only"], Field(default_factory=lambda: "read-only", description="Instead of `scopes`.")
+    ]
     kind: Annotated[Literal["service", "e2b"], Field(description="`e2b` has the form that E2B's SDK expects.")] = (
         "service"
     )
-    expires_at: AwareDatetime | None = None
+    expires_at: Instant | None = None
     project: Annotated[str, Field(pattern=r"^prj[0-9a-v]{25}[048cgkos]$")] | None = None
     templates: (
         Annotated[
@@ -69,13 +73,13 @@ class TokenCreate(Asked):
 
     @model_validator(mode="after")
     def _has_scopes(self) -> "TokenCreate":
-        if (self.scopes is None) == (self.preset is None):
+        if ("scopes" in self.model_fields_set) == ("preset" in self.model_fields_set):
             raise ValueError("give either scopes or preset")
         return self
 
     @property
     def rights(self) -> frozenset[Scope]:
-        return READ_ONLY if self.scopes is None else frozenset(self.scopes)
+        return frozenset(self.scopes) if "scopes" in self.model_fields_set else READ_ONLY
 
     @property
     def token_kind(self) -> TokenKind:
@@ -131,14 +135,26 @@ class UserCreate(Asked):
 class UserUpdate(Asked):
     """Changes a user; what is left out stays."""
 
-    role: Role | None = None
-    disabled: bool | None = None
+    model_config = at_least_one("role", "disabled")
+
+    role: Annotated[Role, Field(default_factory=lambda: Role.MEMBER)]
+    disabled: Annotated[bool, Field(default_factory=bool)]
 
     @model_validator(mode="after")
     def _changes_something(self) -> "UserUpdate":
-        if self.role is None and self.disabled is None:
+        if not self.model_fields_set:
             raise ValueError("give role or disabled")
         return self
+
+    @property
+    def new_role(self) -> Role | None:
+        """What replaces the role; None leaves it."""
+        return self.role if "role" in self.model_fields_set else None
+
+    @property
+    def is_disabled(self) -> bool | None:
+        """Whether they shall be disabled; None leaves it."""
+        return self.disabled if "disabled" in self.model_fields_set else None
 
 
 class PasswordReset(Asked):

@@ -12,6 +12,7 @@ from space.server.request import ApiRequest
 from space.server.v1.schemas.shared import AT, LATER, TOKEN
 
 routes = Routes("sessions")
+NO_LOGIN = FailedPrecondition("this is a token, not a login; revoke it at /auth/v1/tokens")
 
 
 @routes.add(
@@ -63,6 +64,7 @@ async def create_login_session(request: ApiRequest, body: forms.Login) -> Respon
                 examples={"admin": {"id": TOKEN, "created_at": AT, "expires_at": LATER, "user": examples.ADMIN}},
             )
         },
+        raises=(NO_LOGIN,),
     ),
 )
 async def get_login_session(request: ApiRequest) -> Response:
@@ -88,7 +90,7 @@ async def get_login_session(request: ApiRequest) -> Response:
         tag=routes.tag,
         is_published=True,
         answers={204: Answer(description="The session has ended.")},
-        raises=(FailedPrecondition("this is a token, not a login; revoke it at /auth/v1/tokens"),),
+        raises=(NO_LOGIN,),
     ),
 )
 async def delete_login_session(request: ApiRequest) -> Response:

@@ -117,7 +117,9 @@ async def get_user(request: ApiRequest, user_id: UserIdPath) -> Response:
 )
 async def update_user(request: ApiRequest, user_id: UserIdPath, body: forms.UserUpdate) -> Response:
     """Change a user."""
-    user = await request.services.accounts.update_user(request.call, user_id, role=body.role, is_disabled=body.disabled)
+    user = await request.services.accounts.update_user(
+        request.call, user_id, role=body.new_role, is_disabled=body.is_disabled
+    )
     return Json(render.user(user))
 
 

@@ -39,10 +39,8 @@ DOWNLOAD: Mapping[str, str] = {
     "Cache-Control": "private, no-cache",
     "Accept-Ranges": "bytes",
 }
-RANGE = header_parameter("Range", "One range of bytes, e.g. `bytes=0-1023`.", "bytes=0-1023", maxLength=256)
-IF_NONE_MATCH = header_parameter(
-    "If-None-Match", "Answers 304 if the file still has this ETag.", '"18c-400"', maxLength=1024
-)
+RANGE = header_parameter("Range", "One range of bytes, e.g. `bytes=0-1023`.", "bytes=0-1023")
+IF_NONE_MATCH = header_parameter("If-None-Match", "Answers 304 if the file still has this ETag.", '"18c-400"')
 FILE_HEADERS = {"ETag": "Changes whenever the content may have changed.", "Last-Modified": "When it was written."}
 
 

@@ -49,7 +49,7 @@ MAX_WAIT = 60.0
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d{1,3})?)")
 LOCATION = {"Location": "Path of the sandbox."}
 PREFER = header_parameter(
-    "Prefer", "`wait=SECONDS`, at most 60: answer 201 once it runs, if that is in time.", "wait=30", maxLength=256
+    "Prefer", "`wait=SECONDS`, at most 60: answer 201 once it runs, if that is in time.", "wait=30"
 )
 UNSUPPORTED_POLICY = Unsupported(
     "network policies other than denying everything are not supported yet", feature="network_policy"
@@ -269,8 +269,9 @@ async def _replay_row(request: ApiRequest, linked: Linked, arguments: Mapping[st
 )
 async def update_sandbox(request: ApiRequest, sandbox_id: SandboxIdPath, body: SandboxUpdate) -> Response:
     """Replace metadata or automatic lifecycle."""
-    life = body.auto_lifecycle.to_core() if body.auto_lifecycle is not None else None
-    row = await request.services.sandboxes.update(request.call, sandbox_id, metadata=body.metadata, auto_lifecycle=life)
+    row = await request.services.sandboxes.update(
+        request.call, sandbox_id, metadata=body.new_metadata, auto_lifecycle=body.new_lifecycle
+    )
     return Json(render.sandbox(row))
 
 

@@ -67,11 +67,14 @@ async def list_sandbox_events(
 
 
 def _position(request: ApiRequest, query: EventQuery) -> int:
-    given = query.cursor or request.header(b"last-event-id")
-    if given is None:
-        return query.after or 0
+    header = request.header(b"last-event-id")
+    known = _number(header, "Last-Event-ID") if header is not None else query.after or 0
+    return _number(query.cursor, "cursor") if query.cursor is not None else known
+
+
+def _number(given: str, field: str) -> int:
     if not given.isascii() or not given.isdigit() or len(given) > 18:
-        raise InvalidRequest("cursor: it must be one that this list gave out", field="cursor")
+        raise InvalidRequest(f"{field}: it must be one that this timeline gave out", field=field)
     return int(given)
 
 

@@ -7,12 +7,13 @@ from pydantic import Field, model_validator
 
 from space.core.command import CommandSpec
 from space.core.command import Pty as CorePty
-from space.server.schemas import NO_NUL, Asked, Query, Shown
+from space.server.schemas import NO_NUL, Asked, Query, Shown, Whole, exactly_one
 from space.server.v1.schemas.shared import Cursor, Env, GuestPath, Limit, UserName
 
 MAX_ARGV = 4096
 MAX_ARGV_BYTES = 262_144
-MAX_ENV_BYTES = 1_048_576
+MAX_ENV_BYTES = 262_144
+MAX_TIMEOUT_SECONDS = 2_592_000
 Argument = Annotated[str, Field(max_length=MAX_ARGV_BYTES, pattern=NO_NUL)]
 
 SignalName = Literal[
@@ -25,8 +26,8 @@ SignalName = Literal[
 class Pty(Asked):
     """The size of a terminal, in characters."""
 
-    cols: Annotated[int, Field(ge=1, le=4096)] = 80
-    rows: Annotated[int, Field(ge=1, le=4096)] = 24
+    cols: Annotated[Whole, Field(ge=1, le=4096)] = 80
+    rows: Annotated[Whole, Field(ge=1, le=4096)] = 24
 
     def to_core(self) -> CorePty:
         return CorePty(cols=self.cols, rows=self.rows)
@@ -35,28 +36,43 @@ class Pty(Asked):
 class Command(Asked):
     """A program to run: `argv`, or a line for the shell."""
 
-    argv: (
-        Annotated[list[Argument], Field(min_length=1, max_length=MAX_ARGV, description="At most 262,144 bytes in all.")]
-        | None
-    ) = None
-    shell: Annotated[str, Field(min_length=1, max_length=MAX_ARGV_BYTES, pattern=NO_NUL)] | None = Field(
-        default=None, description="A line for `/bin/sh -c`; instead of `argv`."
-    )
+    model_config = exactly_one("argv", "shell")
+
+    argv: Annotated[
+        list[Argument],
+        Field(
+            default_factory=list,
+            min_length=1,
+            max_length=MAX_ARGV,
+            description="The program and its arguments; at most 262,144 bytes in all.",
+            json_schema_extra={"prefixItems": [{"type": "string", "minLength": 1}]},
+        ),
+    ]
+    shell: Annotated[
+        str,
+        Field(
+            default_factory=str,
+            min_length=1,
+            max_length=MAX_ARGV_BYTES,
+            pattern=NO_NUL,
+            description="A line for `/bin/sh -c`; instead of `argv`.",
+        ),
+    ]
     env: Env = Field(default={})
     cwd: GuestPath | None = None
     user: UserName | None = None
     stdin: Literal["none", "pipe"] = "none"
     pty: Pty | None = None
-    timeout_seconds: Annotated[float, Field(ge=0, le=31_536_000, description="0: none.")] = 0
+    timeout_seconds: Annotated[float, Field(ge=0, le=MAX_TIMEOUT_SECONDS, description="0: none.")] = 0
     start: Annotated[
         Literal["attach", "now"], Field(description="`attach`: the first reader of the events starts it.")
     ] = "attach"
 
     @model_validator(mode="after")
     def _is_bounded(self) -> "Command":
-        if (self.argv is None) == (self.shell is None):
+        if bool(self.argv) == bool(self.shell):
             raise ValueError("give either argv or shell")
-        if self.argv is not None and not self.argv[0]:
+        if self.argv and not self.argv[0]:
             raise ValueError("argv[0] is empty: it names the program")
         if sum(len(argument.encode()) + 1 for argument in self.words) > MAX_ARGV_BYTES:
             raise ValueError(f"argv is longer than {MAX_ARGV_BYTES} bytes")
@@ -67,7 +83,7 @@ class Command(Asked):
     @property
     def words(self) -> tuple[str, ...]:
         """The program and its arguments; a shell line is one argument of a shell."""
-        return tuple(self.argv) if self.argv is not None else ("/bin/sh", "-c", self.shell or "")
+        return tuple(self.argv) if self.argv else ("/bin/sh", "-c", self.shell)
 
     def to_core(self, *, start_now: bool | None = None) -> CommandSpec:
         return CommandSpec(
@@ -86,7 +102,7 @@ class Exec(Command):
     """A program to run to its end in one call."""
 
     max_output_bytes: Annotated[
-        int, Field(ge=0, le=16_777_216, description="Per stream; of more, head and tail are answered.")
+        Whole, Field(ge=0, le=16_777_216, description="Per stream; of more, head and tail are answered.")
     ] = 1_048_576
     encoding: Annotated[
         Literal["utf-8", "base64"],

@@ -41,7 +41,7 @@ class ListQuery(PathQuery):
     """Names a directory to list."""
 
     depth: Annotated[int, Field(ge=1, le=64, description="Levels below the directory.")] = 1
-    limit: Annotated[int, Field(ge=1, le=10_000, description="Entries at most.")] = 1000
+    limit: Annotated[int, Field(ge=1, le=5_000, description="Entries at most.")] = 1000
 
 
 class WatchQuery(PathQuery):

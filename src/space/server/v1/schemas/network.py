@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from space.server.schemas import Asked, Text
+from space.server.schemas import NO_NUL, Asked, Text, Whole, mapping
 
 Domain = Annotated[str, Field(max_length=253, pattern=r"^(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?$")]
-Port = Annotated[int, Field(ge=1, le=65535)]
+Port = Annotated[Whole, Field(ge=1, le=65535)]
 Ports = Annotated[list[Port], Field(min_length=1, max_length=64)]
 
 
@@ -35,20 +35,22 @@ class CredentialRule(Asked):
     port: Port = 443
     path_prefix: Annotated[str, Field(max_length=1024, pattern=r"^/[^\x00]*$")] | None = None
     methods: Annotated[list[Literal["GET", "POST"]], Field(max_length=2)] = Field(default=["GET", "POST"])
-    headers: Annotated[dict[Text, Text], Field(max_length=16)] = Field(default={})
+    headers: Annotated[
+        dict[Text, Text], Field(max_length=16), mapping({"pattern": NO_NUL}, {"pattern": NO_NUL}, maxProperties=16)
+    ] = Field(default={})
 
 
 class NetworkLimits(Asked):
     """Bounds on what leaves; null is no limit."""
 
-    connections: Annotated[int, Field(ge=1, le=65536)] = 512
-    egress_mib: Annotated[int, Field(ge=1)] | None = None
+    connections: Annotated[Whole, Field(ge=1, le=65536)] = 512
+    egress_mib: Annotated[Whole, Field(ge=1)] | None = None
 
 
 class NetworkPolicyV1(Asked):
     """What may leave a sandbox."""
 
-    version: Annotated[int, Field(ge=1, le=1)] = 1
+    version: Annotated[Whole, Field(ge=1, le=1)] = 1
     default_action: Literal["allow", "deny"] = "deny"
     allow: Annotated[list[Destination], Field(max_length=1000)] = Field(default=[])
     deny: Annotated[list[Destination], Field(max_length=1000)] = Field(default=[])

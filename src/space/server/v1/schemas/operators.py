@@ -3,13 +3,13 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field, model_validator
+from pydantic import Field, model_validator
 
-from space.server.schemas import Asked, Query, Shown
+from space.server.schemas import Asked, Instant, Query, Shown, Whole, at_least_one
 from space.server.v1.schemas.shared import Cursor, Limit
 
-ProjectName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Quota = Annotated[int, Field(ge=0, le=2**40)]
+ProjectName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+Quota = Annotated[Whole, Field(ge=0, le=1_000_000_000)]
 
 
 class Quotas(Asked):
@@ -32,21 +32,22 @@ class ProjectCreate(Asked):
 class ProjectUpdate(Asked):
     """Changes a project; what is left out stays, a quota of null lifts the limit."""
 
-    name: ProjectName | None = None
-    quotas: Quotas | None = None
+    model_config = at_least_one("name", "quotas")
+
+    name: Annotated[ProjectName, Field(default_factory=str)]
+    quotas: Annotated[Quotas, Field(default_factory=Quotas, json_schema_extra={"minProperties": 1})]
 
     @model_validator(mode="after")
     def _changes_something(self) -> "ProjectUpdate":
-        if self.name is None and (self.quotas is None or not self.quotas.model_fields_set):
+        if not self.changes:
             raise ValueError("give name or quotas")
         return self
 
     @property
     def changes(self) -> dict[str, object]:
-        given = (
-            {} if self.quotas is None else {name: getattr(self.quotas, name) for name in self.quotas.model_fields_set}
-        )
-        return given if self.name is None else given | {"name": self.name}
+        """What is to change, by the names of `core.account.Project`."""
+        given = {name: getattr(self.quotas, name) for name in self.quotas.model_fields_set}
+        return given | {"name": self.name} if "name" in self.model_fields_set else given
 
 
 class ShownQuotas(Shown):
@@ -93,8 +94,8 @@ class AuditQuery(PageQuery):
     target: Annotated[Word, Field(description="The id of what was changed.")] | None = None
     outcome: Annotated[Word, Field(description="`ok` or an error code.")] | None = None
     project: Annotated[str, Field(pattern=r"^prj[0-9a-v]{25}[048cgkos]$")] | None = None
-    after: AwareDatetime | None = None
-    before: AwareDatetime | None = None
+    after: Instant | None = None
+    before: Instant | None = None
     format: Annotated[
         Literal["page", "jsonl"], Field(description="`jsonl` exports all that match, a line each; so does `Accept`.")
     ] = "page"

@@ -3,16 +3,16 @@
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from space.core.errors import InvalidRequest
 from space.core.sandbox import AutoLifecycle as CoreAutoLifecycle
 from space.core.sandbox import OnIdle, SandboxSpec
 from space.core.sandbox import Resources as CoreResources
-from space.server.schemas import Asked, Query, Shown
+from space.server.schemas import Asked, Instant, Query, Shown, Whole, at_least_one
 from space.server.v1.schemas.network import NetworkPolicyV1
 from space.server.v1.schemas.operations import Operation
-from space.server.v1.schemas.shared import Cursor, Env, Fields, Limit, Metadata
+from space.server.v1.schemas.shared import Cursor, Env, Limit, Metadata, selection_of
 
 Runtime = Literal["firecracker", "cloud-hypervisor", "gvisor", "qemu"]
 TemplateReference = Annotated[
@@ -42,17 +42,17 @@ ShownState = Literal[
 class Resources(Asked):
     """What a machine may use; each a hard limit inside it."""
 
-    vcpus: Annotated[int, Field(ge=1, le=64)] = 1
-    memory_mib: Annotated[int, Field(ge=64, le=1_048_576)] = 512
-    disk_mib: Annotated[int, Field(ge=64, le=16_777_216)] = 2048
+    vcpus: Annotated[Whole, Field(ge=1, le=64)] = 1
+    memory_mib: Annotated[Whole, Field(ge=64, le=1_048_576)] = 512
+    disk_mib: Annotated[Whole, Field(ge=64, le=16_777_216)] = 2048
 
 
 class AutoLifecycle(Asked):
     """Changes that happen by themselves."""
 
-    idle_seconds: Annotated[int, Field(ge=1, le=315_360_000)] = 21_600
+    idle_seconds: Annotated[Whole, Field(ge=1, le=315_360_000)] = 21_600
     on_idle: OnIdle = OnIdle.SUSPEND
-    max_lifetime_seconds: Annotated[int, Field(ge=1, le=315_360_000)] | None = None
+    max_lifetime_seconds: Annotated[Whole, Field(ge=1, le=315_360_000)] | None = None
     wake_on_request: bool = False
 
     def to_core(self) -> CoreAutoLifecycle:
@@ -94,26 +94,38 @@ class SandboxCreate(Asked):
 class SandboxUpdate(Asked):
     """Changes a sandbox; what is left out stays."""
 
-    metadata: Metadata | None = None
-    auto_lifecycle: AutoLifecycle | None = None
+    model_config = at_least_one("metadata", "auto_lifecycle")
+
+    metadata: Metadata = Field(default_factory=dict)
+    auto_lifecycle: AutoLifecycle = Field(default_factory=AutoLifecycle)
 
     @model_validator(mode="after")
     def _changes_something(self) -> "SandboxUpdate":
-        if self.metadata is None and self.auto_lifecycle is None:
+        if not self.model_fields_set:
             raise ValueError("give metadata or auto_lifecycle")
         return self
+
+    @property
+    def new_metadata(self) -> dict[str, str] | None:
+        """What replaces the metadata; None leaves it."""
+        return self.metadata if "metadata" in self.model_fields_set else None
+
+    @property
+    def new_lifecycle(self) -> CoreAutoLifecycle | None:
+        """What replaces the automatic lifecycle; None leaves it."""
+        return self.auto_lifecycle.to_core() if "auto_lifecycle" in self.model_fields_set else None
 
 
 class Extension(Asked):
     """Moves the end of a sandbox's life."""
 
-    seconds: Annotated[int, Field(ge=1, le=315_360_000)]
+    seconds: Annotated[Whole, Field(ge=1, le=315_360_000)]
 
 
 class ForkRequest(Asked):
     """Asks for copies of a sandbox."""
 
-    count: Annotated[int, Field(ge=1, le=100)] = 1
+    count: Annotated[Whole, Field(ge=1, le=100)] = 1
     metadata: Metadata | None = None
 
 
@@ -134,7 +146,7 @@ class CodeRequest(Asked):
 class PortUrlRequest(Asked):
     """Asks for a signed URL of a port."""
 
-    expires_seconds: Annotated[int, Field(ge=1, le=604_800)] = 3600
+    expires_seconds: Annotated[Whole, Field(ge=1, le=604_800)] = 3600
 
 
 class PolicyQuestion(Asked):
@@ -215,12 +227,22 @@ class SandboxAccepted(Shown):
     operation: Operation
 
 
-class SandboxFields(Fields):
+class SandboxFields(Query):
     """Selects fields of a sandbox."""
 
-    @classmethod
-    def known_fields(cls) -> frozenset[str]:
-        return frozenset(Sandbox.model_fields)
+    fields: Annotated[
+        str | None,
+        Field(
+            max_length=1024,
+            pattern=selection_of(Sandbox),
+            description="Names of the fields to answer with, divided by commas; default: all.",
+            examples=["id,state"],
+        ),
+    ] = None
+
+    @property
+    def selected(self) -> frozenset[str] | None:
+        return frozenset(self.fields.split(",")) if self.fields else None
 
 
 class SandboxListQuery(SandboxFields):
@@ -234,8 +256,8 @@ class SandboxListQuery(SandboxFields):
     state: ShownState | None = None
     template: TemplateReference | None = None
     runtime: Annotated[str, Field(max_length=64, pattern=r"^[a-z-]+$")] | None = None
-    created_after: AwareDatetime | None = None
-    created_before: AwareDatetime | None = None
+    created_after: Instant | None = None
+    created_before: Instant | None = None
     order: Annotated[
         Literal["asc", "desc"], Field(description="By time of creation; `desc` shows the newest first.")
     ] = "desc"
@@ -266,7 +288,7 @@ class EventQuery(Query):
 
     limit: Limit = 100
     cursor: Cursor = None
-    after: Annotated[int, Field(ge=0, le=2**62, description="The last `seq` that is known.")] | None = None
+    after: Annotated[Whole, Field(ge=0, le=2**62, description="The last `seq` that is known.")] | None = None
 
 
 class SandboxEvent(Shown):

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field
 
 from space.server.binding import id_path
-from space.server.schemas import NO_NUL, Query
+from space.server.schemas import NO_NUL, mapping
 
 SANDBOX = "sbx06d1q8vg3rq5n7h2c4f9k0e8s0"
 OPERATION = "ops06d1q8vg3rq5n7h2c4f9k0e8s4"
@@ -31,25 +31,41 @@ Cursor = Annotated[
 ]
 Limit = Annotated[int, Field(ge=1, le=1000, description="Entries at most.")]
 
+MAX_PATH_BYTES = 4095
 MAX_ENV = 256
 MAX_METADATA = 64
-EnvName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00=]+$")]
+ENV_NAME = r"^[^\x00=]+$"
+SOME_TEXT = r"^[^\x00]+$"
+EnvName = Annotated[str, Field(min_length=1, max_length=256, pattern=ENV_NAME)]
 EnvValue = Annotated[str, Field(max_length=131_000, pattern=NO_NUL)]
 Env = Annotated[
     dict[EnvName, EnvValue],
-    Field(max_length=MAX_ENV, description="At most 256 variables; values at most 131,000 characters."),
+    Field(max_length=MAX_ENV),
+    mapping(
+        {"minLength": 1, "maxLength": 256, "pattern": ENV_NAME},
+        {"maxLength": 131_000, "pattern": NO_NUL},
+        maxProperties=MAX_ENV,
+        description="At most 256 variables and 262,144 bytes.",
+    ),
 ]
-MetadataKey = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00]+$")]
+MetadataKey = Annotated[str, Field(min_length=1, max_length=128, pattern=SOME_TEXT)]
 MetadataValue = Annotated[str, Field(max_length=1024, pattern=NO_NUL)]
 Metadata = Annotated[
-    dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA, description="At most 64 entries.")
+    dict[MetadataKey, MetadataValue],
+    Field(max_length=MAX_METADATA),
+    mapping(
+        {"minLength": 1, "maxLength": 128, "pattern": SOME_TEXT},
+        {"maxLength": 1024, "pattern": NO_NUL},
+        maxProperties=MAX_METADATA,
+        description="At most 64 entries, for callers' own use and for finding sandboxes.",
+    ),
 ]
 
 GuestPath = Annotated[
     str,
     Field(
         min_length=1,
-        max_length=4096,
+        max_length=MAX_PATH_BYTES,
         pattern=r"^/[^\x00]*$",
         description="An absolute path in the sandbox, without `..`.",
         examples=["/home/user/data.csv"],
@@ -63,37 +79,12 @@ def without_parents(path: str) -> str:
     """Refuse `..`: a path that is checked must be the path that is opened."""
     if ".." in path.split("/"):
         raise ValueError("the path may not hold `..`")
-    if len(path.encode()) > 4096:
-        raise ValueError("the path is longer than 4096 bytes")
+    if len(path.encode()) > MAX_PATH_BYTES:
+        raise ValueError(f"the path is longer than {MAX_PATH_BYTES} bytes")
     return path
 
 
-class Fields(Query):
-    """Selects fields of an answer."""
-
-    fields: Annotated[
-        str | None,
-        Field(
-            max_length=1024,
-            pattern=r"^[a-z_]+(,[a-z_]+)*$",
-            description="Names of the fields to answer with, divided by commas; default: all.",
-            examples=["id,state"],
-        ),
-    ] = None
-
-    @field_validator("fields")
-    @classmethod
-    def _are_known(cls, value: str | None) -> str | None:
-        unknown = [name for name in (value or "").split(",") if name and name not in cls.known_fields()]
-        if unknown:
-            raise ValueError(f"there is no field {unknown[0][:64]}")
-        return value
-
-    @classmethod
-    def known_fields(cls) -> frozenset[str]:
-        """Return the names that may be selected."""
-        raise NotImplementedError
-
-    @property
-    def selected(self) -> frozenset[str] | None:
-        return frozenset(self.fields.split(",")) if self.fields else None
+def selection_of(model: type[BaseModel]) -> str:
+    """Return the pattern of a list of some of the model's fields."""
+    names = "|".join(model.model_fields)
+    return f"^({names})(,({names}))*$"
