@@ -66,6 +66,9 @@ class Settings(BaseSettings):
     memory_reserve_mib: int = Field(default=512, ge=0)
     """Host memory that no sandbox may be placed into."""
 
+    memory_overcommit: float = Field(default=1.0, ge=1, le=20)
+    """How much more memory may be promised to sandboxes than the host has; 1: none, so that none is killed for it."""
+
     runtime: str | None = None
     """Runtime for sandboxes that name none; default: the best that works here."""
 

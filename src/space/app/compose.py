@@ -68,6 +68,7 @@ def build_node(settings: Settings, *, instance: Instance, agent_dir: Path, templ
             journal_keep_hours=settings.journal_keep_hours,
             max_machines=settings.max_machines,
             memory_reserve_mib=settings.memory_reserve_mib,
+            memory_overcommit=settings.memory_overcommit,
             create_deadline=settings.create_deadline_seconds,
         ),
         runtimes={runtime.name: runtime for runtime in runtimes_of(instance)},

@@ -56,7 +56,7 @@ def listen(address: str, *, setting: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio sets TCP_NODELAY on accepted sockets; without, each answer waits 40 ms for an ACK.
+    # With the protocol named, asyncio sets TCP_NODELAY on what it accepts; else each answer waits 40 ms for an ACK.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
