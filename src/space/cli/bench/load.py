@@ -23,17 +23,19 @@ async def _load(url: str, token: str, count: int, connections: int) -> tuple[lis
     target = parts.path + (f"?{parts.query}" if parts.query else "")
     head = f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     loop = asyncio.get_running_loop()
-    opened = []
+    opened: list[tuple[_Connection, int]] = []
     host, port = parts.hostname or "", parts.port or 80
-    for number in range(connections):
-        share = count // connections + (number < count % connections)
-        _, connection = await loop.create_connection(lambda: _Connection(head), host, port)
-        opened.append((connection, share))
-    began = time.perf_counter()
-    await asyncio.gather(*(connection.run(share) for connection, share in opened))
-    seconds = time.perf_counter() - began
-    for connection, _ in opened:
-        connection.close()
+    try:
+        for number in range(connections):
+            share = count // connections + (number < count % connections)
+            _, connection = await loop.create_connection(lambda: _Connection(head), host, port)
+            opened.append((connection, share))
+        began = time.perf_counter()
+        await asyncio.gather(*(connection.run(share) for connection, share in opened))
+        seconds = time.perf_counter() - began
+    finally:
+        for connection, _ in opened:
+            connection.close()
     return [sample for connection, _ in opened for sample in connection.samples], seconds
 
 
