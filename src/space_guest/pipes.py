@@ -124,6 +124,13 @@ class Writer:
         if not self._is_closed:
             set_size(self._fd, cols, rows)
 
+    def foreground_group(self) -> int | None:
+        """Return the process group that the terminal's keys go to; None if the kernel does not say."""
+        try:
+            return os.tcgetpgrp(self._fd) or None
+        except OSError:
+            return None
+
     def _write(self, data: bytes) -> None:
         self._waiting += data
         self._flush()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # typing costs 5 ms at start
 
 MAX_PROCESSES = 4096
 GRACE_SECONDS = 0.05
+IS_GVISOR = "Jan 10 15:06:54 PST 2016" in os.uname().version  #: the build date that it gives to every program
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -282,6 +283,10 @@ class RunningProcess:
         if PTY not in self._readers or self._writer is None:
             raise Refused("failed_precondition", "the process has no terminal")
         self._writer.resize(cols, rows)
+        if IS_GVISOR and not self._is_over and self.process.os_pid is not None:
+            # It keeps the size but tells nobody (runsc 20240729).
+            with contextlib.suppress(OSError):
+                os.killpg(self._writer.foreground_group() or self.process.os_pid, signal.SIGWINCH)
 
     def _time_out(self) -> None:
         self._reason = "timeout"

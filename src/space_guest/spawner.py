@@ -164,15 +164,14 @@ class Spawner:
     ) -> None:
         fds, self._fds = self._fds[:count], self._fds[count:]
         try:
-            pid = self._start(argv, env, cwd, fds, tty)
+            event = STARTED, key, self._start(argv, env, cwd, fds, tty), 0
         except _Failed as failed:
-            self._tell(FAILED, key, failed.value, failed.errno)
+            event = FAILED, key, failed.value, failed.errno
         else:
-            self._keys[pid] = key
-            self._tell(STARTED, key, pid, 0)
-        finally:
-            for fd in fds:
-                os.close(fd)
+            self._keys[event[2]] = key
+        for fd in fds:  # before it is told: else a pipe that the process has closed still has a reader
+            os.close(fd)
+        self._tell(*event)
 
     def _start(self, argv: list[bytes], env: dict[bytes, bytes], cwd: list[bytes], fds: list[int], tty: bool) -> int:
         self._change_directory(cwd)

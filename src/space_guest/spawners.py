@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # typing costs 5 ms at start
 
 MAX_ASKED = 256
 ANSWER_SECONDS = 60.0
+MAX_EARLY = 256
 
 
 class Spawners:
@@ -40,6 +41,7 @@ class Spawners:
         self._zygote_pid, self._zygote = start_zygote()
         self._spawners: dict[tuple[int, int, tuple[int, ...]], _Spawner] = {}
         self._orphans: dict[int, Order] = {}
+        self._early: dict[int, int] = {}  #: ends of orphans that came before the news of their spawner's end
 
     def of(self, user: User) -> _Spawner:
         identity = (user.uid, user.gid, user.groups)
@@ -56,6 +58,10 @@ class Spawners:
         elif pid == self._zygote_pid:
             self._zygote.close()
             self._zygote_pid, self._zygote = start_zygote()
+        else:
+            self._early[pid] = status
+            if len(self._early) > MAX_EARLY:
+                del self._early[next(iter(self._early))]
 
     def _fork(self, user: User) -> socket.socket:
         if os.getuid() != 0 and user.uid != os.getuid():
@@ -75,10 +81,10 @@ class Spawners:
         def lost(running: dict[int, Order]) -> None:
             del self._spawners[identity]
             for pid, order in running.items():
-                if os.getpid() == 1 and _exists(pid):
+                if os.getpid() == 1 and pid not in self._early and _exists(pid):
                     self._orphans[pid] = order
                 else:
-                    order.exited(None)
+                    order.exited(self._early.pop(pid, None))
 
         return lost
 

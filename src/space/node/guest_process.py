@@ -223,7 +223,7 @@ class ProcessChannel:
         async with self._stdin_lock:
             view = memoryview(data)
             while view:
-                await self._until(lambda: self._stdin_sent < self._stdin_limit)
+                await self._until(lambda: self._is_stdin_open and self._stdin_sent < self._stdin_limit)
                 piece = bytes(view[: min(CHUNK, self._stdin_limit - self._stdin_sent)])
                 self._send(encode_data(self.number, self._stdin_sent, piece))
                 self._stdin_sent += len(piece)
@@ -238,12 +238,12 @@ class ProcessChannel:
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         while True:
+            if is_so():  # first: what was typed may have ended the process
+                return
             if self._error is not None:
                 raise GuestUnreachable(self._error.message)
             if not self._is_stdin_open:
                 raise FailedPrecondition("the process takes no stdin: it has none, it is closed, or the process ended")
-            if is_so():
-                return
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
