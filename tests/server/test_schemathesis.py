@@ -24,6 +24,7 @@ from space.server.openapi import document
 from space.server.v1.schemas.shared import MAX_PATH_BYTES
 from space.testing.node import FakeNode
 
+schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
 CONFIG = SchemathesisConfig()
 CONFIG.projects.default.checks.positive_data_acceptance = PositiveDataAcceptanceConfig(
     expected_statuses=["2xx", "3xx", "401", "403", "404", "409", "422", "429", "5xx"]  # 422: a feature that is not here

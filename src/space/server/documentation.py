@@ -82,6 +82,7 @@ class Answer:
     model: type[BaseModel] | None = None
     examples: Mapping[str, Any] = field(default_factory=dict)
     media_type: str = "application/json"
+    also: Mapping[str, str] = field(default_factory=dict)  #: other media type → example of it
     headers: Mapping[str, str] = field(default_factory=dict)  #: name → what it says
 
 
@@ -152,6 +153,8 @@ def _answer(answer: Answer) -> dict[str, Any]:
         if answer.model is None:
             content["schema"] = {"type": "string"}
         response["content"] = {answer.media_type: content}
+    for media_type, example in answer.also.items():
+        response["content"][media_type] = {"schema": {"type": "string"}, "examples": {"some": {"value": example}}}
     if answer.headers:
         response["headers"] = {
             name: {"description": text, "schema": {"type": "string"}} for name, text in answer.headers.items()

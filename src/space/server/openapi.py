@@ -96,7 +96,17 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     components["schemas"] = dict(sorted(components["schemas"].items()))
     components["securitySchemes"] = SECURITY_SCHEMES
     components["headers"] = {"X-Request-Id": REQUEST_ID_HEADER}
-    return described
+    whole: dict[str, Any] = _with_whole_bounds(described)
+    return whole
+
+
+def _with_whole_bounds(value: Any) -> Any:
+    """Write bounds of integers as integers; FastAPI's models make floats of them."""
+    if isinstance(value, dict):
+        return {key: _with_whole_bounds(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_bounds(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _operations(described: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -40,10 +40,10 @@ def _instant(value: Any) -> Any:
 
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d")
 
-Whole = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int)]
-"""An integer; `1.0` is one, as JSON Schema has it."""
+WHOLE = BeforeValidator(_whole)
+"""Marks an integer, behind its bounds: `1.0` is one, as JSON Schema has it."""
 
-Instant = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_instant, json_schema_input_type=AwareDatetime)]
+Instant = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_instant)]
 """A time with its offset; bare numbers are no times."""
 
 

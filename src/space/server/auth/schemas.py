@@ -12,7 +12,7 @@ from space.server.v1.schemas.shared import Cursor, Limit
 
 Email = Annotated[str, Field(min_length=3, max_length=254, pattern=r"^[!-?A-~]+@[!-?A-~]+$")]
 Password = Annotated[str, Field(min_length=12, max_length=1024, pattern=NO_NUL, description="At least 12 characters.")]
-Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 RoleName = Literal["admin", "member", "viewer"]
 
 

@@ -33,6 +33,7 @@ CREATED = {
     "details": {},
     "at": AT,
 }
+LINE = dumps(CREATED).decode() + "\n"
 REFUSED = CREATED | {"seq": 8, "target": None, "outcome": "forbidden", "details": {"scope": "sandboxes:write"}}
 
 
@@ -49,6 +50,7 @@ REFUSED = CREATED | {"seq": 8, "target": None, "outcome": "forbidden", "details"
             200: Answer(
                 description="A page, or with `format=jsonl` all that match, a JSON object a line.",
                 model=AuditPage,
+                also={LINES: LINE},
                 examples={"two": examples.page(REFUSED, CREATED, cursor="Nw"), "none": examples.page()},
             )
         },

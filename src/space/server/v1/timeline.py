@@ -45,6 +45,7 @@ LAST_EVENT_ID = header_parameter(
             200: Answer(
                 description="A page of events, or a stream of them.",
                 model=SandboxEventPage,
+                also={sse.MEDIA_TYPE: sse.frame("sandbox.started", examples.EVENT, id="2").decode()},
                 examples={"page": examples.page(examples.EVENT, cursor="2"), "none": examples.page()},
             )
         },

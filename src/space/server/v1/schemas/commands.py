@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from space.core.command import CommandSpec
 from space.core.command import Pty as CorePty
-from space.server.schemas import NO_NUL, Asked, Query, Shown, Whole, exactly_one
+from space.server.schemas import NO_NUL, WHOLE, Asked, Query, Shown, exactly_one
 from space.server.v1.schemas.shared import Cursor, Env, GuestPath, Limit, UserName
 
 MAX_ARGV = 4096
@@ -26,8 +26,8 @@ SignalName = Literal[
 class Pty(Asked):
     """The size of a terminal, in characters."""
 
-    cols: Annotated[Whole, Field(ge=1, le=4096)] = 80
-    rows: Annotated[Whole, Field(ge=1, le=4096)] = 24
+    cols: Annotated[int, Field(ge=1, le=4096), WHOLE] = 80
+    rows: Annotated[int, Field(ge=1, le=4096), WHOLE] = 24
 
     def to_core(self) -> CorePty:
         return CorePty(cols=self.cols, rows=self.rows)
@@ -102,7 +102,9 @@ class Exec(Command):
     """A program to run to its end in one call."""
 
     max_output_bytes: Annotated[
-        Whole, Field(ge=0, le=16_777_216, description="Per stream; of more, head and tail are answered.")
+        int,
+        Field(ge=0, le=16_777_216, description="Per stream; of more, head and tail are answered."),
+        WHOLE,
     ] = 1_048_576
     encoding: Annotated[
         Literal["utf-8", "base64"],

@@ -40,7 +40,7 @@ class RemoveQuery(PathQuery):
 class ListQuery(PathQuery):
     """Names a directory to list."""
 
-    depth: Annotated[int, Field(ge=1, le=64, description="Levels below the directory.")] = 1
+    depth: Annotated[int, Field(ge=1, le=32, description="Levels below the directory.")] = 1
     limit: Annotated[int, Field(ge=1, le=5_000, description="Entries at most.")] = 1000
 
 

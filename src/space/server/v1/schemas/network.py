@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from space.server.schemas import NO_NUL, Asked, Text, Whole, mapping
+from space.server.schemas import NO_NUL, WHOLE, Asked, Text, mapping
 
 Domain = Annotated[str, Field(max_length=253, pattern=r"^(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?$")]
-Port = Annotated[Whole, Field(ge=1, le=65535)]
+Port = Annotated[int, Field(ge=1, le=65535), WHOLE]
 Ports = Annotated[list[Port], Field(min_length=1, max_length=64)]
 
 
@@ -43,14 +43,14 @@ class CredentialRule(Asked):
 class NetworkLimits(Asked):
     """Bounds on what leaves; null is no limit."""
 
-    connections: Annotated[Whole, Field(ge=1, le=65536)] = 512
-    egress_mib: Annotated[Whole, Field(ge=1)] | None = None
+    connections: Annotated[int, Field(ge=1, le=65536), WHOLE] = 512
+    egress_mib: Annotated[int, Field(ge=1), WHOLE] | None = None
 
 
 class NetworkPolicyV1(Asked):
     """What may leave a sandbox."""
 
-    version: Annotated[Whole, Field(ge=1, le=1)] = 1
+    version: Annotated[int, Field(ge=1, le=1), WHOLE] = 1
     default_action: Literal["allow", "deny"] = "deny"
     allow: Annotated[list[Destination], Field(max_length=1000)] = Field(default=[])
     deny: Annotated[list[Destination], Field(max_length=1000)] = Field(default=[])

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from space.server.schemas import Asked, Instant, Query, Shown, Whole, at_least_one
+from space.server.schemas import WHOLE, Asked, Instant, Query, Shown, at_least_one
 from space.server.v1.schemas.shared import Cursor, Limit
 
 ProjectName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
-Quota = Annotated[Whole, Field(ge=0, le=1_000_000_000)]
+Quota = Annotated[int, Field(ge=0, le=1_000_000_000), WHOLE]
 
 
 class Quotas(Asked):

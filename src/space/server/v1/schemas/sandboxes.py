@@ -9,7 +9,7 @@ from space.core.errors import InvalidRequest
 from space.core.sandbox import AutoLifecycle as CoreAutoLifecycle
 from space.core.sandbox import OnIdle, SandboxSpec
 from space.core.sandbox import Resources as CoreResources
-from space.server.schemas import Asked, Instant, Query, Shown, Whole, at_least_one
+from space.server.schemas import WHOLE, Asked, Instant, Query, Shown, at_least_one
 from space.server.v1.schemas.network import NetworkPolicyV1
 from space.server.v1.schemas.operations import Operation
 from space.server.v1.schemas.shared import Cursor, Env, Limit, Metadata, selection_of
@@ -42,17 +42,17 @@ ShownState = Literal[
 class Resources(Asked):
     """What a machine may use; each a hard limit inside it."""
 
-    vcpus: Annotated[Whole, Field(ge=1, le=64)] = 1
-    memory_mib: Annotated[Whole, Field(ge=64, le=1_048_576)] = 512
-    disk_mib: Annotated[Whole, Field(ge=64, le=16_777_216)] = 2048
+    vcpus: Annotated[int, Field(ge=1, le=64), WHOLE] = 1
+    memory_mib: Annotated[int, Field(ge=64, le=1_048_576), WHOLE] = 512
+    disk_mib: Annotated[int, Field(ge=64, le=16_777_216), WHOLE] = 2048
 
 
 class AutoLifecycle(Asked):
     """Changes that happen by themselves."""
 
-    idle_seconds: Annotated[Whole, Field(ge=1, le=315_360_000)] = 21_600
+    idle_seconds: Annotated[int, Field(ge=1, le=315_360_000), WHOLE] = 21_600
     on_idle: OnIdle = OnIdle.SUSPEND
-    max_lifetime_seconds: Annotated[Whole, Field(ge=1, le=315_360_000)] | None = None
+    max_lifetime_seconds: Annotated[int, Field(ge=1, le=315_360_000), WHOLE] | None = None
     wake_on_request: bool = False
 
     def to_core(self) -> CoreAutoLifecycle:
@@ -119,13 +119,13 @@ class SandboxUpdate(Asked):
 class Extension(Asked):
     """Moves the end of a sandbox's life."""
 
-    seconds: Annotated[Whole, Field(ge=1, le=315_360_000)]
+    seconds: Annotated[int, Field(ge=1, le=315_360_000), WHOLE]
 
 
 class ForkRequest(Asked):
     """Asks for copies of a sandbox."""
 
-    count: Annotated[Whole, Field(ge=1, le=100)] = 1
+    count: Annotated[int, Field(ge=1, le=100), WHOLE] = 1
     metadata: Metadata | None = None
 
 
@@ -146,7 +146,7 @@ class CodeRequest(Asked):
 class PortUrlRequest(Asked):
     """Asks for a signed URL of a port."""
 
-    expires_seconds: Annotated[Whole, Field(ge=1, le=604_800)] = 3600
+    expires_seconds: Annotated[int, Field(ge=1, le=604_800), WHOLE] = 3600
 
 
 class PolicyQuestion(Asked):
@@ -288,7 +288,7 @@ class EventQuery(Query):
 
     limit: Limit = 100
     cursor: Cursor = None
-    after: Annotated[Whole, Field(ge=0, le=2**62, description="The last `seq` that is known.")] | None = None
+    after: Annotated[int, Field(ge=0, le=2**62, description="The last `seq` that is known."), WHOLE] | None = None
 
 
 class SandboxEvent(Shown):
