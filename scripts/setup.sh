@@ -111,6 +111,10 @@ missing_packages() { # PACKAGE…: print those that are not installed
     done
 }
 
+is_listening() { # HOST:PORT
+    (exec 3<>"/dev/tcp/${1%:*}/${1##*:}") 2>/dev/null
+}
+
 has_runsc() { # one that is new enough
     local version
     version=$(dpkg-query --show --showformat='${Version}' runsc 2>/dev/null) || return 1
