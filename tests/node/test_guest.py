@@ -13,11 +13,13 @@ from space.core.command import CommandSpec
 from space.core.errors import GuestUnreachable, SpaceError
 from space.core.ids import ProcessId
 from space.node.guest import Exited, Guest, Output, SpawnFailed
+from space.node.guest_connection import HIGH_WATER
 from space.node.guest_errors import guest_error, printable
 from space.testing.runtime import memory_streams
 from space_guest.handshake import AgentHandshake
 from space_guest.protocol import (
     CHUNK,
+    FILE_WINDOW,
     FROM_AGENT,
     HEADER,
     OUTPUT_WINDOW,
@@ -296,6 +298,60 @@ async def test_an_upload_ends_as_soon_as_the_agent_refuses():
             await guest.write_file("/a", endless())
         assert caught.value.code == "insufficient_storage"
         await answering
+
+
+async def test_credit_from_an_agent_that_reads_nothing_fills_no_memory():
+    async with lying() as (liar, guest, _):
+        taken = 0
+
+        async def endless() -> AsyncIterator[bytes]:
+            nonlocal taken
+            while True:
+                taken += CHUNK
+                yield bytes(CHUNK)
+
+        upload = asyncio.create_task(guest.write_file("/a", endless()))
+        await liar.far.receive()
+        for _ in range(1000):
+            await liar.far.send(encode_offset(Kind.CREDIT, 1, guest._channels[1]._sent + FILE_WINDOW))
+            await asyncio.sleep(0)
+        assert 0 < taken <= HIGH_WATER + 2 * CHUNK
+        upload.cancel()
+        await asyncio.gather(upload, return_exceptions=True)
+
+
+async def test_an_agent_that_lets_its_acknowledgements_pile_up_is_hung_up_on(monkeypatch):
+    monkeypatch.setattr("space.node.guest_connection.MAX_UNREAD", 400_000)
+    async with lying() as (liar, guest, task):
+        await spawn(liar, guest, started())
+        for number in range(100_000):
+            if task.done():
+                break
+            await liar.far.send(encode_output(1, STDOUT, number, b"x"))
+            await asyncio.sleep(0)
+        with pytest.raises(GuestUnreachable, match="does not read"):
+            await asyncio.wait_for(task, 10)
+        assert guest._unsent <= 400_100
+
+
+async def test_bytes_that_waited_for_an_agent_to_read_arrive_once_it_does():
+    async with lying() as (liar, guest, _):
+        content = b"".join(bytes([number % 251]) * CHUNK for number in range(40))
+
+        async def source() -> AsyncIterator[bytes]:
+            yield content
+
+        upload = asyncio.create_task(guest.write_file("/a", source()))
+        decoder, received, ended = Decoder(frozenset(Kind)), b"", False
+        while not ended:
+            for kind, _, payload in decoder.feed(await asyncio.wait_for(liar.far.receive(1 << 20), 10)):
+                if kind is Kind.DATA:
+                    received += payload[8:]
+                    await liar.far.send(encode_offset(Kind.CREDIT, 1, len(received) + FILE_WINDOW))
+                ended = ended or kind is Kind.END
+        assert received == content
+        upload.cancel()
+        await asyncio.gather(upload, return_exceptions=True)
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(FROM_AGENT)), st.integers(0, 3), st.binary(max_size=60)), max_size=8))

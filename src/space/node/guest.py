@@ -135,6 +135,7 @@ class Guest(GuestFiles):
                 offsets=offsets,
                 deliver=self._deliver,
                 send=self._send,
+                room=self._room,
                 own=self._own,
             )
             try:

@@ -28,7 +28,9 @@ GREETING_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
 DELIVERY_SECONDS = 2.0  #: for what was received before the connection ended
 MAX_CHANNELS = 8192
-MAX_OUTGOING = 16 * 1024 * 1024
+MAX_OUTGOING = 16 * 1024 * 1024  #: beyond it no request is begun
+HIGH_WATER = 4 * 1024 * 1024  #: beyond it bytes for files and stdin wait, whatever credit the agent gave
+MAX_UNREAD = 64 * 1024 * 1024  #: an agent that lets more pile up does not read, and is hung up on
 RECEIVE = 256 * 1024
 
 
@@ -55,6 +57,10 @@ class GuestConnection:
         self._last_channel = 0
         self._outgoing = bytearray()
         self._has_outgoing = asyncio.Event()
+        self._unsent = 0  #: bytes in `_outgoing` and on their way into the stream
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._is_unread = asyncio.Event()
         self._error: SpaceError | None = None
         self._group: asyncio.TaskGroup | None = None
         self._owned: set[asyncio.Task[None]] = set()
@@ -102,6 +108,7 @@ class GuestConnection:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 group.create_task(self._write())
+                group.create_task(self._watch_unread())
                 try:
                     await self._read()
                 except SpaceError:
@@ -143,6 +150,13 @@ class GuestConnection:
                 await self._stream.send(data)
             except OSError:
                 return  # what the agent had said before can still be received; then comes the end
+            self._unsent -= len(data)
+            if self._unsent <= HIGH_WATER:
+                self._has_room.set()
+
+    async def _watch_unread(self) -> None:
+        await self._is_unread.wait()
+        raise GuestUnreachable("the guest agent does not read what it is sent")
 
     def _dispatch(self, frame: Frame) -> None:
         kind, number, payload = frame
@@ -156,6 +170,7 @@ class GuestConnection:
         if self._error is not None:
             return
         self._error = error
+        self._has_room.set()
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.lost(error)
@@ -167,10 +182,20 @@ class GuestConnection:
             raise GuestUnreachable(self._error.message)
 
     def _send(self, frame: bytes) -> None:
-        """Queue a frame; its size is bounded by the windows and by the requests that may be open."""
-        if self._error is None:
+        """Queue a frame; an agent decides how many are due (credit, output to acknowledge), so the queue has an end."""
+        if self._error is None and not self._is_unread.is_set():
             self._outgoing += frame
+            self._unsent += len(frame)
             self._has_outgoing.set()
+            if self._unsent > HIGH_WATER:
+                self._has_room.clear()
+            if self._unsent > MAX_UNREAD:
+                self._is_unread.set()
+
+    async def _room(self) -> None:
+        """Return once bytes may be queued that nobody needs at once, or the connection has ended."""
+        while not self._has_room.is_set():  # whoever was woken first may have filled it again
+            await self._has_room.wait()
 
     def _open(self, channel: Channel, op: str, args: Mapping[str, Any]) -> int:
         """Send a request on a new channel; raises `ValueError` if it is too large for a frame."""

@@ -131,7 +131,7 @@ class GuestFiles(GuestConnection):
             transfer.cancel()
 
     def _transfer(self, op: str, args: Mapping[str, Any], *, subject: str, **options: Any) -> Transfer:
-        transfer = Transfer(subject, self._send, **options)
+        transfer = Transfer(subject, self._send, room=self._room, **options)
         transfer.number = self._open(transfer, op, args)
         return transfer
 

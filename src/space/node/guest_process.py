@@ -82,6 +82,7 @@ class ProcessChannel:
         offsets: Mapping[str, int],
         deliver: Deliver,
         send: Callable[[bytes], None],
+        room: Callable[[], Awaitable[None]],
         own: Callable[[Any], None],
     ) -> None:
         self.process_id = process_id
@@ -92,6 +93,7 @@ class ProcessChannel:
         self._acknowledged = dict(self._received)
         self._deliver = deliver
         self._send = send
+        self._room = room
         self._own = own
         self._pieces: deque[_Piece] = deque()
         self._exited: Exited | None = None
@@ -223,6 +225,7 @@ class ProcessChannel:
         async with self._stdin_lock:
             view = memoryview(data)
             while view:
+                await self._room()
                 await self._until(lambda: self._is_stdin_open and self._stdin_sent < self._stdin_limit)
                 piece = bytes(view[: min(CHUNK, self._stdin_limit - self._stdin_sent)])
                 self._send(encode_data(self.number, self._stdin_sent, piece))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any
 
 from space.core.errors import GuestUnreachable, SpaceError
@@ -26,10 +26,18 @@ STALL_SECONDS = 120.0
 class Transfer:
     """The channel of one such request.  Whoever opened it calls `cancel` in the end, whatever happened."""
 
-    def __init__(self, subject: str, send: Callable[[bytes], None], *, stall: float | None = STALL_SECONDS) -> None:
+    def __init__(
+        self,
+        subject: str,
+        send: Callable[[bytes], None],
+        *,
+        room: Callable[[], Awaitable[None]],
+        stall: float | None = STALL_SECONDS,
+    ) -> None:
         self.number = 0
         self._subject = subject
         self._send_frame = send
+        self._room = room
         self._stall = stall
         self._opened: dict[str, Any] | None = None
         self._reply: dict[str, Any] | None = None
@@ -112,6 +120,7 @@ class Transfer:
         async for block in source:
             view = memoryview(block)
             while view:
+                await self._room()
                 await self._until(lambda: self._sent < self._limit, needs_end=False)
                 piece = bytes(view[: min(CHUNK, self._limit - self._sent)])
                 self._send_frame(encode_data(self.number, self._sent, piece))
