@@ -253,6 +253,22 @@ async def test_a_login_that_races_with_a_reset_does_not_get_in(tmp_path: Path) -
             await accounts.login("ada@example.com", PASSWORD, address=None, request_id="r")
 
 
+async def test_a_login_that_races_with_a_demotion_does_not_get_the_old_rights(tmp_path: Path) -> None:
+    async with command_plane(tmp_path, is_working=False) as parts:
+        user = await a_user(parts, role=Role.ADMIN)
+
+        class Slow(Passwords):
+            async def verify(self, password: str, hashed: str | None) -> bool:
+                is_right = await super().verify(password, hashed)
+                await parts.accounts.update_user(parts.call("updateUser"), user.id, role=Role.VIEWER)
+                return is_right
+
+        accounts = Accounts(parts.plane.store, parts.tokens, parts.plane.clock, passwords=Slow())
+        with pytest.raises(Unauthenticated):
+            await accounts.login("ada@example.com", PASSWORD, address=None, request_id="r")
+        assert (await parts.tokens.verify((await login(parts)).secret)).scopes == Role.VIEWER.scopes
+
+
 async def test_the_last_admin_stays(tmp_path: Path) -> None:
     async with command_plane(tmp_path, is_working=False) as parts:
         (admin,) = (await parts.accounts.list_users(parts.who)).items

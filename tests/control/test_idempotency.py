@@ -7,7 +7,7 @@ import pytest
 
 from space.control.idempotency import MAX_KEPT_BODY, Fresh, Idempotency, Linked, Replay
 from space.control.tokens import TokenRequest
-from space.core.account import IdempotencyRef, Scope
+from space.core.account import IdempotencyRef, Role, Scope
 from space.core.errors import IdempotencyConflict, InvalidRequest, NotFound
 from space.core.sandbox import SandboxSpec
 from space.host.failpoint import FailpointError, arm
@@ -120,6 +120,19 @@ async def test_a_create_whose_server_died_before_the_answer_is_not_done_again(tm
     async with command_plane(tmp_path) as parts:  # nobody called complete
         found = await parts.idempotency.begin(ref())
         assert found == Linked(target_id=operation.id, status=None)
+
+
+async def test_accounts_whose_server_died_before_the_answer_are_not_made_again(tmp_path: Path) -> None:
+    of_user, of_password, of_project = (ref(path=f"POST /{name}") for name in ("users", "password", "projects"))
+    async with command_plane(tmp_path, is_working=False) as parts:
+        user, _ = await parts.accounts.create_user(
+            parts.call("createUser", idempotency=of_user), email="a@example.com", role=Role.MEMBER
+        )
+        await parts.accounts.reset_password(parts.call("resetPassword", idempotency=of_password), user.id)
+        project = await parts.projects.create(parts.call("createProject", idempotency=of_project), name="one")
+    async with command_plane(tmp_path, is_working=False) as parts:  # nobody called complete
+        for key, target in ((of_user, user.id), (of_password, user.id), (of_project, project.id)):
+            assert await parts.idempotency.begin(key) == Linked(target_id=target, status=None)
 
 
 @pytest.mark.parametrize("place", ["command.after_create", "process.after_start"])

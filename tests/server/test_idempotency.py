@@ -107,6 +107,14 @@ async def test_a_repeated_token_creation_names_the_token_and_shows_no_secret(cli
     assert first.json()["token"] not in again.text
 
 
+async def test_a_repeated_user_creation_names_the_user_and_shows_no_password(client: httpx.AsyncClient) -> None:
+    body = {"email": "a@example.com"}
+    first = await client.post("/auth/v1/users", json=body, headers=KEY)
+    again = await client.post("/auth/v1/users", json=body, headers=KEY)
+    assert shape_of(again, 409, "conflict")["details"]["user_id"] == first.json()["id"]
+    assert first.json()["password"] not in again.text
+
+
 async def test_no_secret_is_written_to_the_database(server: Server, client: httpx.AsyncClient) -> None:
     sandbox_id = await server.sandbox(client)
     token = await client.post("/auth/v1/tokens", json={"name": "x", "scopes": ["sandboxes:read"]}, headers=KEY)

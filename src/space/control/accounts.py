@@ -144,7 +144,7 @@ class Accounts:
             created_at=now,
         )
         audit = entry_for(call, now, target=user.id, email=email, role=str(role))
-        await self._store.accounts.add_user(user, hashed, audit)
+        await self._store.accounts.add_user(user, hashed, audit, idempotency=call.idempotency)
         return user, made
 
     async def list_users(self, who: Principal, *, limit: int = 100, cursor: str | None = None) -> Page[User]:
@@ -179,7 +179,9 @@ class Accounts:
         now = self._clock.now()
         role = None if change.role is None else str(change.role)
         audit = entry_for(call, now, target=user_id, role=role, is_disabled=change.is_disabled)
-        user, _ = await self._store.accounts.change_user(user_id, change, at=now, audit=audit)
+        user, _ = await self._store.accounts.change_user(
+            user_id, change, at=now, audit=audit, idempotency=call.idempotency
+        )
         self._tokens.forget()
         return user
 

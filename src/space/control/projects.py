@@ -45,7 +45,8 @@ class Projects:
         _check({"name": name, **limits})
         now = self._clock.now()
         project = Project(id=ProjectId(new_id("prj", self._clock)), name=name, created_at=now, **limits)
-        await self._store.accounts.add_project(project, entry_for(call, now, target=project.id, name=name))
+        audit = entry_for(call, now, target=project.id, name=name)
+        await self._store.accounts.add_project(project, audit, idempotency=call.idempotency)
         return project
 
     async def list(self, who: Principal, *, limit: int = 100, cursor: str | None = None) -> Page[Project]:

@@ -337,7 +337,9 @@ class AccountStore(Protocol):
 
     async def start(self, first: FirstStart) -> Started: ...
 
-    async def add_user(self, user: User, password_hash: str, audit: AuditEntry) -> None:
+    async def add_user(
+        self, user: User, password_hash: str, audit: AuditEntry, *, idempotency: IdempotencyRef | None = None
+    ) -> None:
         """Raises `AlreadyExists` if the address is taken, `NotFound` for an unknown project."""
         ...
 
@@ -350,7 +352,13 @@ class AccountStore(Protocol):
     async def list_users(self, *, limit: int, cursor: str | None) -> Page[User]: ...
 
     async def change_user(
-        self, user_id: str, change: UserChange, *, at: datetime, audit: AuditEntry
+        self,
+        user_id: str,
+        change: UserChange,
+        *,
+        at: datetime,
+        audit: AuditEntry,
+        idempotency: IdempotencyRef | None = None,
     ) -> tuple[User, Sequence[TokenId]]:
         """Change a user and revoke what that takes away; returns the tokens that ended.
 
@@ -364,7 +372,7 @@ class AccountStore(Protocol):
         ...
 
     async def add_login(self, token: Token, token_hash: bytes, password_hash: str, audit: AuditEntry) -> None:
-        """Record a login unless the user was disabled or got another password meanwhile (`Unauthenticated`)."""
+        """Record a login unless the user lost it meanwhile (`Unauthenticated`): disabled, demoted, another password."""
         ...
 
     async def add_token(
@@ -394,7 +402,9 @@ class AccountStore(Protocol):
         """Raise `last_used_at`, never lower it."""
         ...
 
-    async def add_project(self, project: Project, audit: AuditEntry) -> None:
+    async def add_project(
+        self, project: Project, audit: AuditEntry, *, idempotency: IdempotencyRef | None = None
+    ) -> None:
         """Raises `AlreadyExists` if the name is taken."""
         ...
 

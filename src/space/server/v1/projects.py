@@ -1,10 +1,12 @@
 """Projects and their quotas."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import Query
 from starlette.responses import Response
 
+from space.control.idempotency import Linked
 from space.control.projects import Quotas
 from space.core.account import Project, Scope
 from space.core.errors import AlreadyExists, NotFound
@@ -28,10 +30,18 @@ def _shown(row: Project) -> dict[str, Any]:
     return {"id": row.id, "name": row.name, "quotas": quotas, "created_at": row.created_at}
 
 
+def _created(row: Project) -> Response:
+    return Json(_shown(row), 201, {"Location": f"/v1/projects/{row.id}"})
+
+
+async def _replay(request: ApiRequest, linked: Linked, arguments: Mapping[str, Any]) -> Response:
+    return _created(await request.services.projects.get(request.principal, linked.target_id))
+
+
 @routes.add(
     "POST",
     "/v1/projects",
-    rule=Rule(right=Scope.ADMIN),
+    rule=Rule(right=Scope.ADMIN, replay=_replay),
     document=Document(
         id="createProject",
         summary="Create a project",
@@ -55,7 +65,7 @@ async def create_project(request: ApiRequest, body: forms.ProjectCreate) -> Resp
     """Make a project."""
     quotas = Quotas(**{name: getattr(body.quotas, name) for name in QUOTAS})
     row = await request.services.projects.create(request.call, name=body.name, quotas=quotas)
-    return Json(_shown(row), 201, {"Location": f"/v1/projects/{row.id}"})
+    return _created(row)
 
 
 @routes.add(

@@ -10,7 +10,7 @@ from space.core.errors import AlreadyExists, FailedPrecondition, NotFound
 from space.core.event import AuditEntry
 from space.core.ids import ProjectId, TokenId, UserId
 from space.core.store import FirstStart, Page, Started, UserChange
-from space.storage.sql import audit, tokens
+from space.storage.sql import audit, idempotency, tokens
 from space.storage.sql.pages import after_id, page_of
 from space.storage.sql.reader import Reader
 from space.storage.sql.values import instant, milliseconds
@@ -36,8 +36,10 @@ class SqlAccounts:
 
     # Users
 
-    async def add_user(self, user: User, password_hash: str, audit: AuditEntry) -> None:
-        await self._writer.run(lambda tx: _add_user(tx, user, password_hash, audit))
+    async def add_user(
+        self, user: User, password_hash: str, audit: AuditEntry, *, idempotency: IdempotencyRef | None = None
+    ) -> None:
+        await self._writer.run(lambda tx: _add_user(tx, user, password_hash, audit, idempotency))
 
     async def find_user(self, user_id: str) -> User | None:
         row = self._reader.row(_USER_BY_ID, (user_id,))
@@ -55,9 +57,15 @@ class SqlAccounts:
         return page_of([_user(row) for row in rows], limit)
 
     async def change_user(
-        self, user_id: str, change: UserChange, *, at: datetime, audit: AuditEntry
+        self,
+        user_id: str,
+        change: UserChange,
+        *,
+        at: datetime,
+        audit: AuditEntry,
+        idempotency: IdempotencyRef | None = None,
     ) -> tuple[User, Sequence[TokenId]]:
-        return await self._writer.run(lambda tx: _change_user(tx, user_id, change, at, audit))
+        return await self._writer.run(lambda tx: _change_user(tx, user_id, change, at, audit, idempotency))
 
     # Tokens
 
@@ -97,8 +105,10 @@ class SqlAccounts:
 
     # Projects
 
-    async def add_project(self, project: Project, audit: AuditEntry) -> None:
-        await self._writer.run(lambda tx: _add_project(tx, project, audit))
+    async def add_project(
+        self, project: Project, audit: AuditEntry, *, idempotency: IdempotencyRef | None = None
+    ) -> None:
+        await self._writer.run(lambda tx: _add_project(tx, project, audit, idempotency))
 
     async def find_project(self, project_id: str) -> Project | None:
         row = self._reader.row(_PROJECT_BY_ID, (project_id,))
@@ -140,7 +150,7 @@ def _start(tx: Tx, first: FirstStart) -> Started:
     )
 
 
-def _add_user(tx: Tx, user: User, password_hash: str, entry: AuditEntry) -> None:
+def _add_user(tx: Tx, user: User, password_hash: str, entry: AuditEntry, ref: IdempotencyRef | None) -> None:
     try:
         _insert_user(tx, user, user.project_id, password_hash)
     except sqlite3.IntegrityError as error:
@@ -148,10 +158,11 @@ def _add_user(tx: Tx, user: User, password_hash: str, entry: AuditEntry) -> None
             raise NotFound(f"no project {user.project_id}", id=user.project_id) from error
         raise AlreadyExists(f"there is a user {user.email}", field="email") from error
     audit.append(tx, entry)
+    idempotency.link(tx, ref, user.id, at=user.created_at)
 
 
 def _change_user(
-    tx: Tx, user_id: str, change: UserChange, at: datetime, entry: AuditEntry
+    tx: Tx, user_id: str, change: UserChange, at: datetime, entry: AuditEntry, ref: IdempotencyRef | None
 ) -> tuple[User, Sequence[TokenId]]:
     row = tx.row(_USER_BY_ID, (user_id,))
     if row is None:
@@ -175,6 +186,7 @@ def _change_user(
         ended = tokens.revoke_of_user(tx, user_id, at, kind=TokenKind.LOGIN)
         ended += tokens.revoke_beyond(tx, user_id, role.scopes, at)
     audit.append(tx, entry)
+    idempotency.link(tx, ref, user_id, at=at)
     return _user(tx.row(_USER_BY_ID, (user_id,))), ended
 
 
@@ -194,12 +206,13 @@ def _insert_user(tx: Tx, user: User, project_id: str, password_hash: str) -> Non
     )
 
 
-def _add_project(tx: Tx, project: Project, entry: AuditEntry) -> None:
+def _add_project(tx: Tx, project: Project, entry: AuditEntry, ref: IdempotencyRef | None) -> None:
     try:
         _insert_project(tx, project)
     except sqlite3.IntegrityError as error:
         raise AlreadyExists(f"there is a project named {project.name}", field="name") from error
     audit.append(tx, entry)
+    idempotency.link(tx, ref, project.id, at=project.created_at)
 
 
 def _insert_project(tx: Tx, project: Project) -> None:

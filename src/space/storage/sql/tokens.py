@@ -6,7 +6,7 @@ from collections.abc import Set
 from datetime import datetime
 from typing import Any
 
-from space.core.account import IdempotencyRef, Scope, Token, TokenKind
+from space.core.account import IdempotencyRef, Role, Scope, Token, TokenKind
 from space.core.errors import NotFound, Unauthenticated
 from space.core.event import AuditEntry
 from space.core.ids import ProjectId, TokenId, UserId
@@ -89,8 +89,8 @@ def add(tx: Tx, token: Token, token_hash: bytes, maker: TokenId, entry: AuditEnt
 
 def add_login(tx: Tx, token: Token, token_hash: bytes, password_hash: str, entry: AuditEntry) -> None:
     """Add a login, unless what was checked against no longer holds."""
-    row = tx.row("SELECT is_disabled, password_hash FROM users WHERE id = ?", (token.user_id,))
-    if row is None or row[0] or row[1] != password_hash:
+    row = tx.row("SELECT is_disabled, password_hash, role FROM users WHERE id = ?", (token.user_id,))
+    if row is None or row[0] or row[1] != password_hash or not token.scopes <= Role(row[2]).scopes:
         raise Unauthenticated("wrong email or password")
     insert(tx, token, token_hash, token.project_id)
     audit.append(tx, entry)
