@@ -13,6 +13,7 @@ from space.node.generations import KEEP_TOMBSTONES, Generations, Phase
 from space.testing.clock import FakeClock
 
 pytestmark = pytest.mark.anyio
+STRANGE = b"sbx06h2v706mpp9b1vekab8l3q4hc \0 go\0 17\0"
 
 
 def load(path: Path, clock: FakeClock | None = None) -> Generations:
@@ -52,7 +53,9 @@ async def test_nothing_goes_backwards(tmp_path: Path, ids: Ids) -> None:
     generations.close()
 
 
-@pytest.mark.parametrize("tail", [b"sbx", b"sbx06h2v706mpp9b1vekab8l3q4hc 4 gon", b"\0\0\0\0", b"x y z w\n"])
+@pytest.mark.parametrize(
+    "tail", [b"sbx", b"sbx06h2v706mpp9b1vekab8l3q4hc 4 gon", b"\0\0\0\0", b"x y z w\n", STRANGE, STRANGE + b"\n"]
+)
 async def test_a_torn_or_strange_line_is_left_out(tmp_path: Path, ids: Ids, tail: bytes) -> None:
     generations = load(tmp_path / "g")
     ref = ids.ref(3)
@@ -89,6 +92,71 @@ async def test_old_tombstones_go_and_the_file_stays_small(
     assert again.get(old.sandbox_id) is None
     assert again.get(kept.sandbox_id) is not None
     again.close()
+
+
+async def test_neither_file_nor_memory_grows_with_the_sandboxes_that_were(
+    tmp_path: Path, ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("space.node.generations.COMPACT_BYTES", 2_000)
+    clock = FakeClock()
+    generations = load(tmp_path / "g", clock)
+    for _ in range(300):
+        ref = ids.ref(1)
+        for phase in (Phase.SEEN, Phase.UP, Phase.GONE):
+            await generations.record(ref, phase)
+        clock.advance(KEEP_TOMBSTONES / 10)
+    assert len(generations._known) < 40
+    assert (tmp_path / "g").stat().st_size < 6_000
+    generations.close()
+
+
+async def test_a_compaction_that_finds_the_disk_full_refuses_nothing(
+    tmp_path: Path, ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("space.node.generations.COMPACT_BYTES", 10)
+    generations = load(tmp_path / "g")
+    with monkeypatch.context() as patch:
+
+        def no_room(path: Path, target: Path) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(Path, "replace", no_room)
+        refs = [ids.ref(1) for _ in range(5)]
+        for ref in refs:
+            await generations.record(ref, Phase.GONE)
+    generations.close()
+    again = load(tmp_path / "g")
+    for ref in refs:
+        with pytest.raises(StaleGeneration):
+            again.check(ref)
+    again.close()
+
+
+async def test_it_starts_on_a_full_disk_and_goes_on_once_there_is_room(
+    tmp_path: Path, ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = ids.ref(1), ids.ref(1)
+    first = load(tmp_path / "g")
+    await first.record(one, Phase.GONE)
+    first.close()
+    with (tmp_path / "g").open("ab") as file:
+        file.write(b"sbx06h2v706mpp9b1vekab8l3q4hc 4 gon")
+    with monkeypatch.context() as patch:
+
+        def no_room(fd: int, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patch.setattr(os, "write", no_room)
+        again = load(tmp_path / "g")
+    with pytest.raises(StaleGeneration):
+        again.check(one)
+    await again.record(two, Phase.GONE)
+    again.close()
+    third = load(tmp_path / "g")
+    for ref in (one, two):
+        with pytest.raises(StaleGeneration):
+            third.check(ref)
+    third.close()
 
 
 async def test_many_at_once_are_all_on_disk_when_they_return(tmp_path: Path, ids: Ids) -> None:

@@ -8,21 +8,25 @@ A tombstone (`gone`) is kept for a week, far longer than any order can be under 
 """
 
 import asyncio
+import errno
 import os
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 import anyio.to_thread
+import structlog
 
 from space.core.errors import RuntimeFailed, StaleGeneration
 from space.core.ids import SandboxId, is_id
 from space.core.node import MachineRef
 from space.core.ports import Clock
-from space.node.full_disk import full_disk_refuses
+from space.node.full_disk import FULL, full_disk_refuses
+
+log = structlog.get_logger(__name__)
 
 KEEP_TOMBSTONES = 7 * 24 * 3600  #: seconds
-COMPACT_BYTES = 4 << 20
+COMPACT_BYTES = 4 << 20  #: beyond twice what the last compaction left
 
 
 class Phase(StrEnum):
@@ -69,23 +73,40 @@ class Generations:
         self._batch = _Batch()
         self._fd = -1
         self._size = 0
+        self._compact_at = 0
         self._lock = asyncio.Lock()
 
     def load(self) -> None:
         """Read the file, drop old tombstones and what a crash tore, and open it for appending."""
-        oldest = int(self._clock.now().timestamp()) - KEEP_TOMBSTONES
-        for line in self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else ():
-            match line.decode(errors="replace").split(" "):
-                case [sandbox_id, generation, phase, at] if is_id(sandbox_id, "sbx") and at.endswith("\n"):
-                    self._known[SandboxId(sandbox_id)] = Entry(int(generation), Phase(phase), int(at))
-        self._known = {
-            key: entry for key, entry in self._known.items() if entry.phase is not Phase.GONE or entry.at > oldest
-        }
-        self._rewrite()
+        content = self._path.read_bytes() if self._path.exists() else b""
+        for line in content.splitlines(keepends=True):
+            found = _parse(line)
+            if found is not None:
+                self._known[found[0]] = found[1]
+        try:
+            self._rewrite(self._content())
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._go_on(content.rfind(b"\n") + 1)
 
-    def _rewrite(self) -> None:
+    def _go_on(self, size: int) -> None:
+        """Append to the file as it is, without its torn end: on a full disk it cannot be written anew."""
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self._fd, size)
+        os.lseek(self._fd, size, os.SEEK_SET)
+        self._size, self._compact_at = size, size + COMPACT_BYTES
+        log.error("generations.not_compacted", error=os.strerror(errno.ENOSPC))
+
+    def _content(self) -> bytes:
+        """Forget old tombstones; return a file that holds the rest."""
+        oldest = int(self._clock.now().timestamp()) - KEEP_TOMBSTONES
+        known = self._known
+        self._known = {key: entry for key, entry in known.items() if entry.phase is not Phase.GONE or entry.at > oldest}
+        return b"".join(entry.line(sandbox_id) for sandbox_id, entry in self._known.items())
+
+    def _rewrite(self, content: bytes) -> None:
         temporary = self._path.with_suffix(".new")
-        content = b"".join(entry.line(sandbox_id) for sandbox_id, entry in self._known.items())
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             _write(fd, content)
@@ -94,9 +115,11 @@ class Generations:
             _sync_directory(self._path.parent)
         except BaseException:
             os.close(fd)
+            temporary.unlink(missing_ok=True)
             raise
         self.close()
         self._fd, self._size = fd, len(content)
+        self._compact_at = 2 * len(content) + COMPACT_BYTES
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -153,8 +176,15 @@ class Generations:
                     raise batch.error
             if self._unsaved.get(sandbox_id) is entry:
                 del self._unsaved[sandbox_id]
-            if self._size > COMPACT_BYTES + 200 * len(self._known):
-                await anyio.to_thread.run_sync(self._rewrite)
+            if self._size > self._compact_at:
+                await self._compact()
+
+    async def _compact(self) -> None:
+        try:
+            await anyio.to_thread.run_sync(self._rewrite, self._content())
+        except OSError as error:  # what was recorded is on disk all the same
+            self._compact_at = self._size + COMPACT_BYTES
+            log.error("generations.not_compacted", error=error.strerror)
 
     def _append(self, data: bytes) -> None:
         try:
@@ -165,6 +195,17 @@ class Generations:
             os.lseek(self._fd, self._size, os.SEEK_SET)
             raise
         self._size += len(data)
+
+
+def _parse(line: bytes) -> tuple[SandboxId, Entry] | None:
+    """Read one line; None for what is none, as after a crash of the host."""
+    match line.decode(errors="replace").split(" "):
+        case [sandbox_id, generation, phase, at] if is_id(sandbox_id, "sbx") and at.endswith("\n"):
+            try:
+                return SandboxId(sandbox_id), Entry(int(generation), Phase(phase), int(at))
+            except ValueError:
+                return None
+    return None
 
 
 def _write(fd: int, data: bytes) -> None:
