@@ -21,6 +21,7 @@ from space.server.binding import Binding, Handler, read_body
 from space.server.documentation import Document
 from space.server.idempotency import Replayer, idempotent
 from space.server.request import CONCURRENCY, PRINCIPAL, REFUSALS, ApiRequest
+from space.server.revocation import CutWhenRevoked
 
 CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
@@ -67,7 +68,8 @@ class Endpoint(APIRoute):
             if self.rule.right is not None:
                 principal.require(self.rule.right)
             with scope[CONCURRENCY].admitted(principal.id):
-                await (await self._answer(request, values))(scope, receive, send)
+                async with CutWhenRevoked(request.services.tokens, principal.token_id):
+                    await (await self._answer(request, values))(scope, receive, send)
         except SpaceError as error:
             if self._is_change:
                 await scope[REFUSALS].record(request, error, values)
