@@ -9,9 +9,11 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from space.control.idempotency import Linked, Replay
+from space.control.idempotency import Idempotency, Linked, Replay
 from space.core.account import IdempotencyRef
 from space.core.errors import Conflict, InvalidRequest, SpaceError
 from space.server.errors import envelope, status_of
@@ -54,11 +56,11 @@ async def idempotent(
             raise Conflict("the first call with this key succeeded; its answer is no longer known")
         return _marked(await rule.replay(request, found, arguments))
     request.reserve(reference)
-    return await _first(request, reference, run, keeps_body=rule.keeps_body)
+    return await _first(request, reference, run, rule)
 
 
 async def _first(
-    request: ApiRequest, reference: IdempotencyRef, run: Callable[[], Awaitable[Response]], *, keeps_body: bool
+    request: ApiRequest, reference: IdempotencyRef, run: Callable[[], Awaitable[Response]], rule: "Rule"
 ) -> Response:
     store = request.services.idempotency
     try:
@@ -73,10 +75,42 @@ async def _first(
     except BaseException:
         await store.abandon(reference)
         raise
-    headers = {name: value for name, value in response.headers.items() if name in KEPT_HEADERS}
-    body = bytes(response.body) if keeps_body else b""
-    await store.complete(reference, status=response.status_code, body=body, headers=headers, keep_body=keeps_body)
-    return response
+    kept = _Kept(store, reference, response, keeps_body=rule.keeps_body)
+    if rule.replay is None:
+        await kept.keep()
+        return response
+    return kept
+
+
+class _Kept(Response):
+    """An answer that is sent first and kept then: a crash in between loses nothing, since it can be made again.
+
+    The key was linked to what the change made, in the change's own transaction.  Until the answer is kept, a second
+    request with the key waits.
+    """
+
+    def __init__(self, store: Idempotency, reference: IdempotencyRef, response: Response, *, keeps_body: bool) -> None:
+        self._store = store
+        self._reference = reference
+        self._response = response
+        self._keeps_body = keeps_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._response(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.keep()
+
+    async def keep(self) -> None:
+        response = self._response
+        await self._store.complete(
+            self._reference,
+            status=response.status_code,
+            body=bytes(response.body) if self._keeps_body else b"",
+            headers={name: value for name, value in response.headers.items() if name in KEPT_HEADERS},
+            keep_body=self._keeps_body,
+        )
 
 
 def _marked(response: Response) -> Response:
