@@ -81,8 +81,28 @@ async def test_a_range_is_answered(files: httpx.AsyncClient, guest: str, asked: 
 async def test_a_range_beyond_the_end_is_416_with_the_size(files: httpx.AsyncClient, guest: str, asked: str) -> None:
     await files.put("/files", params={"path": f"{guest}/r"}, content=b"0123456789")
     answer = await files.get("/files", params={"path": f"{guest}/r"}, headers={"Range": asked})
-    assert answer.status_code == 416
+    assert shape_of(answer, 416, "invalid_request")["details"] == {"field": "Range", "size": 10}
     assert answer.headers["content-range"] == "bytes */10"
+
+
+async def test_the_end_of_a_file_behind_a_link_is_its_own(files: httpx.AsyncClient, guest: str) -> None:
+    data = os.urandom(5000)
+    await files.put("/files", params={"path": f"{guest}/target"}, content=data)
+    (Path(guest) / "link").symlink_to("target")
+    answer = await files.get("/files", params={"path": f"{guest}/link"}, headers={"Range": "bytes=-100"})
+    assert (answer.status_code, answer.headers["content-range"]) == (206, "bytes 4900-4999/5000")
+    assert answer.content == data[-100:]
+
+
+async def test_a_range_of_a_file_that_has_changed_is_the_whole_new_file(files: httpx.AsyncClient, guest: str) -> None:
+    path = {"path": f"{guest}/resumed"}
+    await files.put("/files", params=path, content=b"0123456789")
+    etag = (await files.get("/files", params=path)).headers["etag"]
+    headers = {"Range": "bytes=5-", "If-Range": etag}
+    assert (await files.get("/files", params=path, headers=headers)).content == b"56789"
+    await files.put("/files", params=path, content=b"another text")
+    answer = await files.get("/files", params=path, headers=headers)
+    assert (answer.status_code, answer.content) == (200, b"another text")
 
 
 @pytest.mark.parametrize("asked", ["bytes=0-1,3-4", "lines=1-2", "bytes=5-2", "bytes=", "bytes=x-y", "", "-"])

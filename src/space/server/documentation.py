@@ -52,6 +52,13 @@ DESCRIPTIONS: Mapping[int, str] = {
     507: "A disk is full.",
 }
 
+HEADERS: Mapping[bytes, str] = {
+    b"retry-after": "Seconds to wait before trying again.",
+    b"www-authenticate": "The scheme to use.",
+    b"content-range": "The size of the file.",
+    b"allow": "The methods of this path.",
+}
+
 KEY_PARAMETER: Mapping[str, Any] = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -200,7 +207,7 @@ def failure_responses(failures: Sequence[SpaceError]) -> dict[int | str, dict[st
         examples = response["content"]["application/json"]["examples"]
         examples[_example_name(error, examples)] = {"value": orjson.loads(envelope(error, REQUEST_ID_EXAMPLE))}
         for name, _ in error_headers(error):
-            text = "Seconds to wait before trying again." if name == b"retry-after" else "The scheme to use."
+            text = HEADERS[name]
             shown = name.decode().title()
             response.setdefault("headers", {})[shown] = {"description": text, "schema": {"type": "string"}}
     return responses

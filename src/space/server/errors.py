@@ -50,8 +50,18 @@ class NotAcceptable(core.InvalidRequest):
     """No form of the answer is one that `Accept` allows."""
 
 
+class RangeNotSatisfiable(core.InvalidRequest):
+    """The range begins beyond the end of what there is; `details.size` says where that is."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the range lies beyond the end: there are {size} bytes", field="Range", size=size)
+        self.size = size
+
+
 def status_of(error: core.SpaceError) -> int:
     """Return the HTTP status of an error."""
+    if isinstance(error, RangeNotSatisfiable):
+        return 416
     if isinstance(error, NotAcceptable):
         return 406
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
@@ -79,6 +89,8 @@ def error_headers(error: core.SpaceError) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, RangeNotSatisfiable):
+        headers.append((b"content-range", f"bytes */{error.size}".encode()))
     if isinstance(error, core.MethodNotAllowed):
         headers.append((b"allow", ", ".join(_allowed(error.details)).encode()))
     return headers

@@ -17,9 +17,10 @@ from space.server import sse
 from space.server.answers import Json, Stream
 from space.server.documentation import Answer, Document, header_parameter
 from space.server.endpoint import Routes, Rule
+from space.server.errors import RangeNotSatisfiable
 from space.server.request import ApiRequest
 from space.server.v1 import examples, render
-from space.server.v1.ranges import ByteRange, parse_range
+from space.server.v1.ranges import ByteRange, Suffix, parse_range
 from space.server.v1.schemas import files as forms
 from space.server.v1.schemas.shared import SandboxIdPath
 
@@ -62,12 +63,8 @@ FILE_HEADERS = {"ETag": "Changes whenever the content may have changed.", "Last-
                 headers=FILE_HEADERS | {"Content-Range": "Which."},
             ),
             304: Answer(description="It has not changed."),
-            416: Answer(
-                description="The range lies beyond the end of the file.",
-                headers={"Content-Range": "The size of the file."},
-            ),
         },
-        raises=(NO_FILE, IS_DIRECTORY, NOT_RUNNING, SILENT),
+        raises=(NO_FILE, IS_DIRECTORY, NOT_RUNNING, SILENT, RangeNotSatisfiable(1024)),
     ),
 )
 async def read_file(
@@ -101,16 +98,11 @@ async def head_file(
     return await _opened(request, sandbox_id, query.path, None)
 
 
-async def _opened(request: ApiRequest, sandbox_id: str, path: str, wanted: ByteRange | None) -> Response:
+async def _opened(request: ApiRequest, sandbox_id: str, path: str, wanted: ByteRange | Suffix | None) -> Response:
     files = request.services.files
-    start, length = 0, None
     if wanted is not None:
-        if wanted.first is None:
-            info = await files.stat(request.principal, sandbox_id, path)
-            start = max(0, info.size - (wanted.length or 0))
-        else:
-            start = wanted.first
-            length = None if wanted.last is None else wanted.last - wanted.first + 1
+        wanted = await _settled(request, sandbox_id, path, wanted)
+    start, length = (0, None) if wanted is None else (wanted.first, wanted.length)
     async with AsyncExitStack() as stack:
         opening = files.read(request.principal, sandbox_id, path, start=start, length=length)
         info, pieces = await stack.enter_async_context(opening)
@@ -121,11 +113,25 @@ async def _opened(request: ApiRequest, sandbox_id: str, path: str, wanted: ByteR
         if wanted is not None:
             bounds = wanted.within(info.size)
             if bounds is None:
-                return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{info.size}"})
+                raise RangeNotSatisfiable(info.size)
             status, size = 206, bounds[1]
             headers["Content-Range"] = f"bytes {bounds[0]}-{bounds[0] + bounds[1] - 1}/{info.size}"
         headers["Content-Length"] = str(size)
         return Stream(pieces, media_type=BYTES, status_code=status, headers=headers, resources=stack.pop_all())
+
+
+async def _settled(request: ApiRequest, sandbox_id: str, path: str, wanted: ByteRange | Suffix) -> ByteRange | None:
+    """Turn what only the file's present state decides into plain offsets; None if all of it is to be sent.
+
+    The file is opened for that, since its size is that of the link's target, and looked at again when it is read.
+    """
+    condition = request.header(b"if-range")
+    if condition is None and isinstance(wanted, ByteRange):
+        return wanted
+    async with request.services.files.read(request.principal, sandbox_id, path, length=0) as (info, _):
+        if condition is not None and condition.strip() != f'"{info.etag}"':
+            return None
+        return wanted if isinstance(wanted, ByteRange) else wanted.of(info.size)
 
 
 def _file_headers(info: FileInfo) -> dict[str, str]:

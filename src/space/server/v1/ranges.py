@@ -8,24 +8,36 @@ _ONE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})")
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """`first-last`, `first-` or, with `first` None, the last `length` bytes."""
+    """`first-last`, or `first-` with `last` None."""
 
-    first: int | None
+    first: int
     last: int | None
-    length: int | None = None
+
+    @property
+    def length(self) -> int | None:
+        return None if self.last is None else self.last - self.first + 1
 
     def within(self, size: int) -> tuple[int, int] | None:
         """Return start and length in a file of `size` bytes; None if nothing of it is asked for."""
-        if self.first is None:
-            length = min(self.length or 0, size)
-            return (size - length, length) if length else None
         if self.first >= size:
             return None
         last = size - 1 if self.last is None else min(self.last, size - 1)
         return self.first, last - self.first + 1
 
 
-def parse_range(header: str | None) -> ByteRange | None:
+@dataclass(frozen=True, slots=True)
+class Suffix:
+    """`-count`: the last bytes of a file whose size must be known first."""
+
+    count: int
+
+    def of(self, size: int) -> ByteRange:
+        """Return the same range counted from the start; beyond the end if it is empty."""
+        start = size - min(self.count, size)
+        return ByteRange(start, size - 1) if start < size else ByteRange(size, None)
+
+
+def parse_range(header: str | None) -> ByteRange | Suffix | None:
     """Read one range; whatever else the header holds is ignored, as the RFC allows, and all of the file is sent."""
     found = _ONE.fullmatch((header or "").strip())
     if found is None:
@@ -35,4 +47,4 @@ def parse_range(header: str | None) -> ByteRange | None:
         if last and int(last) < int(first):
             return None
         return ByteRange(int(first), int(last) if last else None)
-    return ByteRange(None, None, int(last)) if last else None
+    return Suffix(int(last)) if last else None
