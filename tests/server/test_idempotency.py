@@ -148,6 +148,19 @@ async def test_a_repeated_exec_answers_with_the_same_output(whole: Server, whole
     assert again.headers["idempotency-replayed"] == "true"
 
 
+async def test_long_output_is_answered_again_without_being_stored_twice(
+    whole: Server, whole_client: httpx.AsyncClient
+) -> None:
+    sandbox_id = await whole.sandbox(whole_client)
+    body = {"shell": "seq -f marked-%g 1 30000; date +%N"}
+    first = await whole_client.post(f"/v1/sandboxes/{sandbox_id}/exec", json=body, headers=KEY)
+    again = await whole_client.post(f"/v1/sandboxes/{sandbox_id}/exec", json=body, headers=KEY)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.json() | {"duration_ms": 0} == first.json() | {"duration_ms": 0}
+    directory = whole.services.settings.data_dir
+    assert not [path for path in directory.glob("space.db*") if b"marked-29999" in path.read_bytes()]
+
+
 @pytest.mark.parametrize("key", ["", "a b", "x" * 256, "\xe4"])
 async def test_a_key_of_no_acceptable_form_is_refused(client: httpx.AsyncClient, key: str) -> None:
     answer = await client.post("/v1/sandboxes", json=BASE, headers={"Idempotency-Key": key.encode("latin-1")})

@@ -26,6 +26,8 @@ Replayer = Callable[[ApiRequest, Linked, Mapping[str, Any]], Awaitable[Response]
 
 KEY = re.compile(r"[!-~]{1,255}")
 KEPT_HEADERS = ("location", "preference-applied")
+KEPT_ALTHOUGH_MADE_AGAIN = 16_384
+"""Bytes: a program's longer output is in its journal, and must not fill the database a second time."""
 
 
 async def idempotent(
@@ -75,7 +77,7 @@ async def _first(
     except BaseException:
         await store.abandon(reference)
         raise
-    kept = _Kept(store, reference, response, keeps_body=rule.keeps_body)
+    kept = _Kept(store, reference, response, rule)
     if rule.replay is None:
         await kept.keep()
         return response
@@ -89,11 +91,12 @@ class _Kept(Response):
     request with the key waits.
     """
 
-    def __init__(self, store: Idempotency, reference: IdempotencyRef, response: Response, *, keeps_body: bool) -> None:
+    def __init__(self, store: Idempotency, reference: IdempotencyRef, response: Response, rule: "Rule") -> None:
         self._store = store
         self._reference = reference
         self._response = response
-        self._keeps_body = keeps_body
+        self._keeps_body = rule.keeps_body
+        self._can_be_made_again = rule.replay is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -104,12 +107,15 @@ class _Kept(Response):
 
     async def keep(self) -> None:
         response = self._response
+        keeps_body = self._keeps_body and (
+            not self._can_be_made_again or len(response.body) <= KEPT_ALTHOUGH_MADE_AGAIN
+        )
         await self._store.complete(
             self._reference,
             status=response.status_code,
-            body=bytes(response.body) if self._keeps_body else b"",
+            body=bytes(response.body) if keeps_body else b"",
             headers={name: value for name, value in response.headers.items() if name in KEPT_HEADERS},
-            keep_body=self._keeps_body,
+            keep_body=keeps_body,
         )
 
 
