@@ -70,6 +70,15 @@ async def test_a_file_that_is_too_large_to_answer_with_is_an_error_in_its_place(
         assert done.result.exit_code == 3
 
 
+async def test_files_that_are_too_large_together_are_errors_from_there_on(tmp_path: Path) -> None:
+    async with command_plane(tmp_path, node=RunNode()) as parts:
+        done = await parts.runs.run(
+            parts.call("run"), request(files_in=[FileIn(path="/in", data=b"x" * (3 << 20))], files_out=["/out"] * 20)
+        )
+        assert [file.data is not None for file in done.files] == [True] * 5 + [False] * 15
+        assert {type(file.error) for file in done.files[5:]} == {PayloadTooLarge}
+
+
 async def test_a_machine_that_does_not_start_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     node = RunNode()
     node.failures = [RuntimeFailed("boot failed")] * 10

@@ -34,6 +34,7 @@ from space.core.sandbox import AutoLifecycle, OnIdle, Sandbox, SandboxSpec
 
 MAX_FILES = 100
 MAX_FILE_BYTES = 16 << 20
+MAX_FILES_OUT_BYTES = 16 << 20  # of all files in one answer: it is held in memory, and again as base64
 DEFAULT_SECONDS = 3600  # a command without a timeout: no call is open for longer
 _SPARE_SECONDS = 180  # for the boot, the files and the deletion
 _ONE_WAIT_SECONDS = 60.0
@@ -106,9 +107,7 @@ class Runs:
             result = await self._commands.exec(
                 inner, sandbox.id, _limited(request.command), max_output_bytes=request.max_output_bytes
             )
-            files = [
-                await self._read(call.principal, sandbox.id, path, request.max_file_bytes) for path in request.files_out
-            ]
+            files = await self._read_all(call.principal, sandbox.id, request)
         finally:
             await self._cleanups.finish("delete of a sandbox made for one command", self._delete(inner, sandbox.id))
         return RunResult(sandbox_id=sandbox.id, result=result, files=files)
@@ -141,6 +140,15 @@ class Runs:
             str(error.get("code")), str(error.get("message") or f"the sandbox's create was {operation.status}")
         )
 
+    async def _read_all(self, who: Principal, sandbox_id: SandboxId, request: RunRequest) -> list[FileOut]:
+        left = MAX_FILES_OUT_BYTES
+        files: list[FileOut] = []
+        for path in request.files_out:
+            file = await self._read(who, sandbox_id, path, min(request.max_file_bytes, left))
+            left -= len(file.data or b"")
+            files.append(file)
+        return files
+
     async def _read(self, who: Principal, sandbox_id: SandboxId, path: str, limit: int) -> FileOut:
         data = bytearray()
         try:
@@ -148,7 +156,12 @@ class Runs:
                 async for chunk in chunks:
                     data += chunk
                     if len(data) > limit:
-                        raise PayloadTooLarge(f"{path} has more than {limit} bytes", field="files_out", limit=limit)
+                        raise PayloadTooLarge(
+                            f"{path} has more than the {limit} bytes that this answer has room for; "
+                            "keep the sandbox and read it as a stream",
+                            field="files_out",
+                            limit=limit,
+                        )
         except SpaceError as error:
             return FileOut(path=path, data=None, error=error)
         return FileOut(path=path, data=bytes(data))
