@@ -231,3 +231,16 @@ async def test_the_hot_path_commits_once(tmp_path: Path) -> None:
         finally:
             writer.run = run  # type: ignore[method-assign]
         assert jobs == 1
+
+
+async def test_a_sandbox_is_in_use_for_as_long_as_a_call_waits_for_its_command(tmp_path: Path) -> None:
+    async with command_plane(tmp_path) as parts:
+        sandbox = await parts.plane.running()
+        running = asyncio.create_task(parts.commands.exec(parts.call("exec"), sandbox.id, command("sleep", "1000")))
+        session_id = await started(parts)
+        await parts.activity.flush()
+        assert parts.activity.newest(sandbox.id) is not None
+        parts.plane.node.exit_process(session_id, 0)  # type: ignore[arg-type]
+        await running
+        await parts.activity.flush()
+        assert parts.activity.newest(sandbox.id) is None

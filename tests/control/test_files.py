@@ -189,3 +189,14 @@ async def test_activity_that_could_not_be_written_stays_noted(tmp_path: Path) ->
             await parts.activity.flush()
         parts.plane.store.sandboxes.touch = touch  # type: ignore[method-assign]
         assert parts.activity.newest(sandbox.id) is not None
+
+
+async def test_a_sandbox_is_in_use_for_as_long_as_a_file_is_read(tmp_path: Path) -> None:
+    async with command_plane(tmp_path, node=FileNode()) as parts:
+        sandbox = await parts.plane.running()
+        await parts.files.write(parts.call("writeFile"), sandbox.id, "/a", source(b"one"))
+        async with parts.files.read(parts.who, sandbox.id, "/a"):
+            await parts.activity.flush()
+            assert parts.activity.newest(sandbox.id) is not None
+        await parts.activity.flush()
+        assert parts.activity.newest(sandbox.id) is None

@@ -100,8 +100,53 @@ async def test_activity_keeps_it_even_before_it_is_written(timed: Timed) -> None
     assert (await timed.plane.get(sandbox.id)).state is State.DELETED
 
 
-async def running_process(timed: Timed, sandbox: Sandbox) -> SessionId:
-    """Record a process and start it on the node."""
+async def test_a_request_in_flight_keeps_it_however_long_it_takes(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=IDLE)
+    with timed.activity.using(sandbox.id):
+        for _ in range(3):
+            await timed.activity.flush()
+            timed.clock.advance(61)
+            await timed.reap()
+            assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+    await timed.activity.flush()
+    timed.clock.advance(60)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.DELETED
+
+
+@pytest.mark.parametrize("change", ["touch", "command", "extend", "keep"])
+async def test_what_is_used_or_changed_after_the_look_is_not_deleted(
+    timed: Timed, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_idle = change != "extend"
+    lifecycle = IDLE if is_idle else AutoLifecycle(max_lifetime_seconds=60)
+    sandbox = await timed.plane.running(auto_lifecycle=lifecycle)
+    timed.clock.advance(60)
+    sandboxes = timed.plane.store.sandboxes
+    look = sandboxes.overdue
+
+    async def look_and_change(*arguments: object, **options: object) -> object:
+        found = await look(*arguments, **options)  # type: ignore[arg-type]
+        assert [reason for _, _, reason in found] == ["idle" if is_idle else "expired"]
+        match change:
+            case "touch":
+                await sandboxes.touch({sandbox.id: timed.clock.now()})
+            case "command":
+                await recorded_process(timed, sandbox)
+            case "extend":
+                await timed.plane.sandboxes.extend(a_call(), sandbox.id, seconds=60)
+            case "keep":
+                kept = AutoLifecycle(idle_seconds=60, on_idle=OnIdle.NONE)
+                await timed.plane.sandboxes.update(a_call(), sandbox.id, metadata=None, auto_lifecycle=kept)
+        return found
+
+    monkeypatch.setattr(sandboxes, "overdue", look_and_change)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+
+
+async def recorded_process(timed: Timed, sandbox: Sandbox) -> Process:
+    """Record a process that nobody has started."""
     process = Process(
         id=ProcessId(new_id("prc")),
         session_id=SessionId(new_id("ses")),
@@ -112,7 +157,12 @@ async def running_process(timed: Timed, sandbox: Sandbox) -> SessionId:
         state=ProcessState.CREATED,
         created_at=timed.clock.now(),
     )
-    made = await timed.plane.store.processes.create(NewProcess(process=process, token=None, audit=entry()))
+    return await timed.plane.store.processes.create(NewProcess(process=process, token=None, audit=entry()))
+
+
+async def running_process(timed: Timed, sandbox: Sandbox) -> SessionId:
+    """Record a process and start it on the node."""
+    made = await recorded_process(timed, sandbox)
     order = ProcessOrder(process_id=made.id, session_id=made.session_id, spec=made.spec)
     status = await timed.plane.node.start_process(MachineRef(sandbox.id, made.generation), order)
     await timed.plane.store.processes.observe(status)

@@ -112,7 +112,8 @@ class Commands:
             process = await self._record(new, call)
             failpoint("exec.after_create")
             await self._start_now(process, call)
-        return await self._collect(process, began, max_output_bytes, kill_when_left=True)
+        with self._activity.using(process.sandbox_id):
+            return await self._collect(process, began, max_output_bytes, kill_when_left=True)
 
     async def result(
         self, who: Principal, sandbox_id: str, process_id: str, *, max_output_bytes: int = 1 << 20
@@ -122,7 +123,8 @@ class Commands:
         began = self._clock.monotonic()
         process = await self.get(who, sandbox_id, process_id)
         await self._starts.start_first(process.session_id)
-        return await self._collect(process, began, max_output_bytes, kill_when_left=False)
+        with self._activity.using(process.sandbox_id):
+            return await self._collect(process, began, max_output_bytes, kill_when_left=False)
 
     # Streams
 
@@ -193,8 +195,8 @@ class Commands:
     async def write_stdin(self, call: Call, sandbox_id: str, process_id: str, data: bytes) -> None:
         """Write all of `data`; waits while the process does not read."""
         process = await self.get(call.principal, sandbox_id, process_id)
-        self._activity.touch(process.sandbox_id)
-        await self._input.write(call, process, data)
+        with self._activity.using(process.sandbox_id):
+            await self._input.write(call, process, data)
 
     async def close_stdin(self, call: Call, sandbox_id: str, process_id: str) -> None:
         await self._input.close(call, await self.get(call.principal, sandbox_id, process_id))
@@ -297,7 +299,6 @@ class Commands:
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded("the guest did not end the command at its deadline", id=process.id) from error
             raise
-        self._activity.touch(process.sandbox_id)
         self._observed.note(ending.status(process, collector.written))
         duration = self._clock.monotonic() - began
         return collector.result(ending, duration_ms=round(duration * 1000))

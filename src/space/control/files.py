@@ -41,8 +41,10 @@ class Files:
         check_path(path)
         if start < 0 or (length is not None and length < 0):
             raise InvalidRequest("a range begins at 0 or later and is not negative", field="Range")
-        ref = await self._machine(who, sandbox_id)
-        async with self._node.read_file(ref, path, start=start, length=length) as opened:
+        async with (
+            self._using(who, sandbox_id) as ref,
+            self._node.read_file(ref, path, start=start, length=length) as opened,
+        ):
             yield opened
 
     async def write(
@@ -63,7 +65,8 @@ class Files:
 
     async def stat(self, who: Principal, sandbox_id: str, path: str) -> FileInfo:
         check_path(path)
-        return await self._node.stat_file(await self._machine(who, sandbox_id), path)
+        async with self._using(who, sandbox_id) as ref:
+            return await self._node.stat_file(ref, path)
 
     async def list(
         self, who: Principal, sandbox_id: str, path: str, *, depth: int = 1, limit: int = 1000
@@ -72,8 +75,8 @@ class Files:
         check_path(path)
         _check_range("depth", depth, MAX_DEPTH)
         _check_range("limit", limit, MAX_ENTRIES)
-        ref = await self._machine(who, sandbox_id)
-        return await self._node.list_files(ref, path, depth=depth, limit=limit)
+        async with self._using(who, sandbox_id) as ref:
+            return await self._node.list_files(ref, path, depth=depth, limit=limit)
 
     async def move(self, call: Call, sandbox_id: str, source: str, target: str) -> FileInfo:
         check_path(source, field="source")
@@ -100,8 +103,10 @@ class Files:
     ) -> AsyncIterator[FileEvent]:
         """Yield changes from now on."""
         check_path(path)
-        ref = await self._machine(who, sandbox_id)
-        async with closing(self._node.watch_files(ref, path, recursive=recursive)) as events:
+        async with (
+            self._using(who, sandbox_id) as ref,
+            closing(self._node.watch_files(ref, path, recursive=recursive)) as events,
+        ):
             async for event in events:
                 yield event
 
@@ -109,8 +114,7 @@ class Files:
     async def read_archive(self, who: Principal, sandbox_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """Stream a directory as an uncompressed tar."""
         check_path(path)
-        ref = await self._machine(who, sandbox_id)
-        async with self._node.read_archive(ref, path) as stream:
+        async with self._using(who, sandbox_id) as ref, self._node.read_archive(ref, path) as stream:
             yield stream
 
     async def write_archive(
@@ -122,25 +126,25 @@ class Files:
         async with self._changing(call, sandbox_id, path=path) as ref:
             return await self._node.write_archive(ref, path, source, user=user)
 
-    async def _machine(self, who: Principal, sandbox_id: str) -> MachineRef:
+    @asynccontextmanager
+    async def _using(self, who: Principal, sandbox_id: str) -> AsyncIterator[MachineRef]:
+        """Find the machine; the sandbox is not idle before the block has ended."""
         ref = await own_machine(self._store, who, sandbox_id)
-        self._activity.touch(ref.sandbox_id)
-        return ref
+        with self._activity.using(ref.sandbox_id):
+            yield ref
 
     @asynccontextmanager
     async def _changing(self, call: Call, sandbox_id: str, **details: Any) -> AsyncIterator[MachineRef]:
         """Write down the change before it happens, and its failure after."""
-        ref = await self._machine(call.principal, sandbox_id)
-        await self._store.audit.append(entry_for(call, self._clock.now(), target=ref.sandbox_id, **details))
-        try:
-            yield ref
-        except SpaceError as error:
-            await self._store.audit.append(
-                entry_for(call, self._clock.now(), target=ref.sandbox_id, outcome=error.code, **details)
-            )
-            raise
-        finally:
-            self._activity.touch(ref.sandbox_id)
+        async with self._using(call.principal, sandbox_id) as ref:
+            await self._store.audit.append(entry_for(call, self._clock.now(), target=ref.sandbox_id, **details))
+            try:
+                yield ref
+            except SpaceError as error:
+                await self._store.audit.append(
+                    entry_for(call, self._clock.now(), target=ref.sandbox_id, outcome=error.code, **details)
+                )
+                raise
 
 
 def _check_owner(mode: int | None, user: str | None) -> None:

@@ -8,7 +8,7 @@ import structlog
 from space.control.activity import Activity
 from space.control.operations import Worker
 from space.core.command import ProcessState
-from space.core.errors import NotFound, SpaceError
+from space.core.errors import NotFound, SpaceError, StaleVersion
 from space.core.event import AuditEntry
 from space.core.ids import OperationId, ProjectId, SandboxId, make_id
 from space.core.lifecycle import Kind
@@ -70,12 +70,13 @@ class Reaper:
                 continue
             try:
                 await self._delete(sandbox_id, project_id, reason)
-            except NotFound:
+            except (NotFound, StaleVersion):
                 continue
 
     async def _is_in_use(self, sandbox_id: SandboxId) -> bool:
         """Whether there is newer activity than the row says: a request, or output since the last look."""
-        if self._activity is not None and self._activity.newest(sandbox_id) is not None:
+        if self._is_active(sandbox_id):
+            await self._store.sandboxes.touch({sandbox_id: self._clock.now()})
             return True
         printed = await self._printed_bytes(sandbox_id)
         if printed is None or printed == self._printed.get(sandbox_id):
@@ -84,6 +85,9 @@ class Reaper:
         self._printed[sandbox_id] = printed
         await self._store.sandboxes.touch({sandbox_id: self._clock.now()})
         return True
+
+    def _is_active(self, sandbox_id: SandboxId) -> bool:
+        return self._activity is not None and self._activity.newest(sandbox_id) is not None
 
     async def _printed_bytes(self, sandbox_id: SandboxId) -> int | None:
         """Count what the running processes have printed; None if nothing runs."""
@@ -116,9 +120,12 @@ class Reaper:
             lease=self._worker.lease(),
             at=now,
             audit=entry,
+            overdue=reason,
         )
 
         async def record() -> tuple[Changed, Operation | None]:
+            if reason == "idle" and self._is_active(sandbox_id):  # it was not when the round looked
+                raise StaleVersion(f"sandbox {sandbox_id} is in use")
             changed = await self._store.sandboxes.change(request)
             return changed, changed.operation if changed.operation.id == operation_id else None
 

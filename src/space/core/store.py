@@ -85,6 +85,7 @@ class Change:
     at: datetime
     audit: AuditEntry
     idempotency: IdempotencyRef | None = None
+    overdue: str | None = None  #: only if it still is for this reason, one of `SandboxStore.overdue`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,7 @@ class SandboxStore(Protocol):
     async def change(self, change: Change) -> Changed:
         """Admit by `core.lifecycle.admit`; a delete cancels the operation that holds the sandbox.
 
-        Raises `NotFound`, and what `admit` raises.
+        Raises `NotFound`, what `admit` raises, and `StaleVersion` for what is no longer `overdue`.
         """
         ...
 

@@ -1,14 +1,16 @@
 """The transactions that admit a change: sandbox, operation, event, audit entry and idempotency link together."""
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import assert_never
 
-from space.core.errors import NotFound
+from space.core.errors import NotFound, StaleVersion
 from space.core.lifecycle import RULES, Admission, Kind, admit
 from space.core.operation import Operation, Status
-from space.core.sandbox import Sandbox
+from space.core.sandbox import OnIdle, Sandbox
 from space.core.store import Change, Changed, Creation
 from space.storage.sql import audit, events, idempotency, operations, quota, sandbox_rows
+from space.storage.sql.values import milliseconds
 from space.storage.sql.writer import Tx
 
 
@@ -34,6 +36,8 @@ def change(tx: Tx, request: Change) -> Changed:
     sandbox = sandbox_rows.select(tx, request.sandbox_id)
     if sandbox is None or sandbox.project_id != request.project_id:
         raise NotFound(f"sandbox {request.sandbox_id} does not exist")
+    if request.overdue is not None and not _is_overdue(tx, sandbox, request.overdue, at=request.at):
+        raise StaleVersion(f"sandbox {sandbox.id} was used, extended or changed meanwhile")
     holder = (sandbox.held_by, sandbox.held_kind) if sandbox.held_by and sandbox.held_kind else None
     admission = admit(request.kind, sandbox.state, held_by=holder)
     match admission:
@@ -48,6 +52,21 @@ def change(tx: Tx, request: Change) -> Changed:
     audit.append(tx, request.audit)
     idempotency.link(tx, request.idempotency, changed.operation.id, at=request.at)
     return changed
+
+
+def _is_overdue(tx: Tx, sandbox: Sandbox, reason: str, *, at: datetime) -> bool:
+    """Look again: what was found overdue may have been extended, changed or used since; a command counts as use."""
+    if reason == "expired":
+        return sandbox.expires_at is not None and sandbox.expires_at <= at
+    used_after = at - timedelta(seconds=sandbox.auto_lifecycle.idle_seconds)
+    if sandbox.auto_lifecycle.on_idle is not OnIdle.DELETE or sandbox.last_active_at > used_after:
+        return False
+    since = milliseconds(used_after)
+    command = tx.row(
+        "SELECT 1 FROM processes WHERE sandbox_id = ? AND (created_at > ? OR start_requested_at > ?) LIMIT 1",
+        (sandbox.id, since, since),
+    )
+    return command is None
 
 
 def _start(tx: Tx, request: Change, sandbox: Sandbox) -> Changed:
