@@ -4,12 +4,13 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.node.harness import LocalMachine, World, eventually, observed, order, read, shell
+from tests.node.harness import LocalMachine, LocalRuntime, World, eventually, observed, order, read, shell
 
 from space.core.errors import CapacityUnavailable, NotFound, RuntimeFailed, StaleGeneration, Unsupported
-from space.core.node import MachineRef
+from space.core.node import Capabilities, MachineHandle, MachineRef, MachineSpec
 from space.core.ports import MachineExited, SessionStatus
 from space.node.record import MachineRecord
+from space.testing.runtime import FakeMachine
 
 pytestmark = pytest.mark.anyio
 
@@ -298,6 +299,71 @@ async def test_a_machine_that_died_while_the_node_was_away_is_told_of(world: Wor
         records = await read(node, command.session_id)
         assert records[-1].kind.name == "SANDBOX_LOST"
         assert leftovers(world) == []
+
+
+async def test_a_machine_that_cannot_be_taken_up_again_keeps_no_other_down(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, whole, command = order(), order(), shell("sleep 600")
+    async with world.running() as node:
+        await node.ensure(broken)
+        await node.ensure(whole)
+        await node.start_process(broken.ref, command)
+    recover = LocalRuntime.recover
+
+    async def recover_one(self: LocalRuntime, handle: MachineHandle, spec: MachineSpec) -> FakeMachine | None:
+        if handle.machine_id == broken.ref.machine_id:
+            raise PermissionError("not even its pidfd")
+        return await recover(self, handle, spec)
+
+    monkeypatch.setattr(LocalRuntime, "recover", recover_one)
+    async with world.running() as node:
+        assert await node.report() == {whole.ref.sandbox_id: 1}
+        found = [item for item in await observed(node, 2) if isinstance(item, MachineExited)]
+        assert [(item.ref, item.exit.reason) for item in found] == [(broken.ref, "recover_failed")]
+        assert (await read(node, command.session_id))[-1].kind.name == "SANDBOX_LOST"
+        assert leftovers(world) == [whole.ref.machine_id] * 3
+        with pytest.raises(RuntimeFailed, match="has ended"):
+            await node.ensure(broken)
+
+
+async def test_a_runtime_that_cannot_be_probed_is_a_no_until_it_can(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+
+        async def full(self: LocalRuntime) -> Capabilities:
+            raise OSError("No space left on device")
+
+        patch.setattr(LocalRuntime, "probe", full)
+        async with anyio.create_task_group() as tasks:
+            node = world.node(sweep_seconds=0.05)
+            tasks.start_soon(node.run)
+            found = (await node.facts()).runtimes["fake"]
+            assert not found.is_available
+            assert "No space left" in found.reasons["available"]
+            patch.undo()
+            await eventually(lambda: node._capabilities["fake"].is_available)
+            tasks.cancel_scope.cancel()
+
+
+async def test_limits_hold_for_orders_that_come_while_it_sweeps(world: World) -> None:
+    async with world.running(max_machines=2) as node:
+        refused = []
+
+        async def ensure() -> None:
+            try:
+                await node.ensure(order())
+            except CapacityUnavailable as error:
+                refused.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            async with node._machines._sweeping:
+                for _ in range(5):
+                    tasks.start_soon(ensure)
+                await anyio.sleep(0.05)
+        assert len(refused) == 3
+        assert len(await node.report()) == 2
 
 
 async def test_the_sweep_removes_what_belongs_to_no_machine(world: World) -> None:

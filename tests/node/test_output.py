@@ -1,5 +1,6 @@
 """Much output: flat memory, nothing lost, held back where it must be."""
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -11,10 +12,15 @@ from tests.node.harness import World, eventually, observed, order, output, read,
 
 from space.core.errors import InsufficientStorage
 from space.core.journal import JournalRecord, RecordKind, Trimmed
+from space.core.node import MachineOrder
+from space.node.agent import Node
+from space.node.journal.file import Journal
+from space.node.journal.layout import RECORD
 
 pytestmark = pytest.mark.anyio
 
 MIB = 1 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_mib() -> int:
@@ -143,14 +149,63 @@ async def test_a_full_disk_holds_the_command_back_visibly_and_loses_nothing(smal
         assert (ended.exit_code, ended.reason) == (0, None)
 
 
+def fill(disk: Path) -> Path:
+    ballast = disk / "ballast"
+    with ballast.open("wb") as file, pytest.raises(OSError, match="No space"):
+        file.write(bytes(8 * MIB))
+    return ballast
+
+
+async def fill_to_the_last_byte(node: Node, disk: Path) -> tuple[MachineOrder, Journal, Path]:
+    """Fill the disk up so that a running command's journal has no byte of room; return also what makes room if removed."""
+    machine, process = order(), shell("read count; head -c $count /dev/zero; exec sleep 600", stdin=True)
+    await node.ensure(machine)
+    await node.start_process(machine.ref, process)
+    journal = node._journals.find(process.session_id)
+    assert journal is not None
+    count = PAGE - (journal.end + RECORD.size) % PAGE
+    await node.write_stdin(machine.ref, process.process_id, b"%d\n" % count)
+    await eventually(lambda: journal.end % PAGE == 0)
+    ballast = disk / "ballast"
+    with ballast.open("wb") as file, pytest.raises(OSError, match="No space"):
+        file.write(bytes(8 * MIB))
+    return machine, journal, ballast
+
+
+@pytest.mark.root
+async def test_on_a_full_disk_a_sandbox_whose_command_runs_can_be_deleted(small_disk: Path, world: World) -> None:
+    async with world.running() as node:
+        machine, journal, ballast = await fill_to_the_last_byte(node, small_disk)
+        with anyio.fail_after(20), contextlib.suppress(InsufficientStorage):
+            await node.remove(machine.ref)
+        assert await node.report() == {}
+        assert not world.host.machines
+        await eventually(lambda: journal.is_final)  # the burial made the room for it
+        assert ballast.exists()
+
+
+@pytest.mark.root
+async def test_a_node_starts_on_a_full_disk_and_ends_what_was_lost(small_disk: Path, world: World) -> None:
+    alive = order()
+    async with world.running() as node:
+        await node.ensure(alive)
+        dead, before, ballast = await fill_to_the_last_byte(node, small_disk)
+    world.agents.kill(dead.ref.machine_id)
+    world.host.machines.pop(dead.ref.machine_id)
+    with anyio.fail_after(30):
+        async with world.running() as node:
+            assert await node.report() == {alive.ref.sandbox_id: 1}
+            records = await read(node, before.head.session_id)
+            assert records[-1].kind is RecordKind.SANDBOX_LOST
+            assert ballast.exists()
+
+
 @pytest.mark.root
 async def test_a_full_disk_refuses_new_commands_and_sandboxes_but_not_a_delete(small_disk: Path, world: World) -> None:
     async with world.running() as node:
         machine = order()
         await node.ensure(machine)
-        ballast = small_disk / "ballast"
-        with ballast.open("wb") as file, pytest.raises(OSError, match="No space"):
-            file.write(bytes(8 * MIB))
+        ballast = fill(small_disk)
         with pytest.raises(InsufficientStorage):
             await node.start_process(machine.ref, shell("true"))
         with pytest.raises(InsufficientStorage):

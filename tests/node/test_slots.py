@@ -41,6 +41,18 @@ async def test_slots_are_prepared_ahead_and_refilled(tmp_path: Path) -> None:
         tasks.cancel_scope.cancel()
 
 
+async def test_giving_a_slot_back_again_does_not_take_it_from_the_next_machine(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    first = await place.slots.claim(disk_mib=7)
+    await place.slots.release(first)
+    second = await place.slots.claim(disk_mib=7)
+    assert second.index == first.index
+    place.cgroups.existing.add(second.cgroup)
+    await place.slots.release(first)
+    assert second.filestore.is_dir()
+    assert place.cgroups.existing == {second.cgroup}
+
+
 async def test_a_disk_of_another_size_is_made_when_it_is_claimed(tmp_path: Path) -> None:
     place = Place(tmp_path)
     slot = await place.slots.claim(disk_mib=7)

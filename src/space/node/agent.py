@@ -93,7 +93,14 @@ class Node:
             self._generations.close()
 
     async def _probe(self, runtime: Runtime) -> None:
-        self._capabilities[runtime.name] = await runtime.probe()
+        """Find out what a runtime can do; that it cannot be found out is a "no" until the next sweep."""
+        try:
+            found = await runtime.probe()
+        except Exception as error:
+            log.exception("runtime.probe_failed", runtime=runtime.name)
+            reasons = {"available": f"probing failed: {error}"}
+            found = Capabilities(runtime=runtime.name, is_available=False, reasons=reasons)
+        self._capabilities[runtime.name] = found
 
     async def started(self) -> None:
         """Return once the node has recovered and takes orders."""
@@ -102,6 +109,9 @@ class Node:
     async def _sweep(self) -> None:
         while True:
             await anyio.sleep(self._settings.sweep_seconds)
+            for runtime in self._runtimes.values():
+                if not self._capabilities[runtime.name].is_available:
+                    await self._probe(runtime)
             try:
                 await self._machines.sweep()
                 await self._journals.expire(self._clock.now().timestamp() - self._settings.journal_keep_hours * 3600)
@@ -258,8 +268,9 @@ class Node:
         await self.started()
         # A watch lasts; it does not hold a place that reads and writes need.
         guest = await self._machines.get(ref).guest()
-        async for event in guest.watch_files(path, recursive=recursive):
-            yield event
+        async with aclosing(guest.watch_files(path, recursive=recursive)) as events:
+            async for event in events:
+                yield event
 
     @asynccontextmanager
     async def read_archive(self, ref: MachineRef, path: str) -> AsyncIterator[AsyncIterator[bytes]]:

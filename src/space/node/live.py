@@ -8,7 +8,7 @@ import anyio
 import anyio.abc
 import structlog
 
-from space.core.errors import GuestUnreachable, LimitExceeded, SpaceError, Unavailable
+from space.core.errors import GuestUnreachable, LimitExceeded, SpaceError
 from space.core.ids import ProcessId
 from space.core.node import Exit, MachineRef
 from space.core.ports import Clock, Machine, ProcessOrder, SessionStatus
@@ -21,12 +21,13 @@ from space.node.settings import NodeSettings
 log = structlog.get_logger(__name__)
 
 _DRAIN_SECONDS = 2.0  #: for what the agent had sent when the machine ended
+_CLOSE_SECONDS = 2.0  #: for the ends of its commands; on a full disk they wait for room, which the burial makes
 
 
 class LiveMachine:
     """A machine, from the runtime's start to its burial; `run` is its task.
 
-    `bury` is awaited once, after the machine has ended and its sessions are closed.
+    `bury` is awaited until it succeeds once, after the machine has ended and its sessions are closed.
     """
 
     def __init__(
@@ -66,7 +67,16 @@ class LiveMachine:
         return self.record.ref
 
     async def run(self) -> None:
-        """Serve the machine until it has ended, then close what was open and bury it."""
+        """Serve the machine until it has ended, then close what was open and bury it; may be called again if it fails."""
+        if not self.ended.is_set():
+            exit = await self._serve()
+            with anyio.move_on_after(_CLOSE_SECONDS):
+                await self._sessions.lost(self.ref, exit.reason)
+            await self._bury(self, exit)
+            self.ended.set()
+        await self._sessions.lost(self.ref, (await self._exit()).reason)
+
+    async def _serve(self) -> Exit:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._channel.run)
@@ -75,9 +85,7 @@ class LiveMachine:
             await self._channel.drained(_DRAIN_SECONDS)
             tasks.cancel_scope.cancel()
         self._tasks = None
-        await self._sessions.lost(self.ref, exit.reason)
-        await self._bury(self, exit)
-        self.ended.set()
+        return exit
 
     async def _exit(self) -> Exit:
         try:
@@ -132,7 +140,7 @@ class LiveMachine:
         journal, session = self._sessions.open(self.ref, order)
         if session is not None and not session.began.is_set():
             # In a task of the machine's: a caller who leaves must not keep the answer from being written down.
-            failure: list[Unavailable] = []
+            failure: list[SpaceError] = []
             done = asyncio.Event()
             if self._tasks is None:
                 raise GuestUnreachable(f"the machine of {self.ref.sandbox_id} has ended")
@@ -146,12 +154,12 @@ class LiveMachine:
         return journal.status()
 
     async def _spawn(
-        self, session: Session, order: ProcessOrder, failure: list[Unavailable], done: asyncio.Event
+        self, session: Session, order: ProcessOrder, failure: list[SpaceError], done: asyncio.Event
     ) -> None:
         try:
             guest = await self.guest()
             await self._sessions.spawn(session, order, guest, self.record.env, self.record.default_user)
-        except Unavailable as error:
+        except SpaceError as error:  # whatever an agent refuses with, it is this command's caller who hears it
             failure.append(error)
         finally:
             done.set()

@@ -27,6 +27,7 @@ from space.node.record import MachineRecord, remove_tree
 
 log = structlog.get_logger(__name__)
 
+_CLOSE_SECONDS = 2.0  #: for the sessions of machines that have gone; after that their own task goes on with it
 _CLEANUP_SECONDS = 60.0  #: for a failed start; after that its own task goes on with it
 _RETRY_SECONDS = (1.0, 30.0)  #: first and longest pause after a burial that failed
 
@@ -95,10 +96,10 @@ class Machines:
                 return
             building = _Building(order)
             with building.scope:
-                self._admit(order)
                 async with self._sweeping:
                     if self._builder.has_leftover(ref):
                         await self._sweep_machines()
+                    self._admit(order)  # nothing is awaited between this and what it counts
                     self._building[ref.sandbox_id] = building
                 try:
                     await self._build(order)
@@ -215,13 +216,27 @@ class Machines:
         async with anyio.create_task_group() as recovering:
             for record in records:
                 recovering.start_soon(self._readopt, record)
-        await self._sweep_runtimes()
+        try:
+            await self._sweep_runtimes()
+        except Exception:  # what is left of one machine must not keep all others down; the next sweep tries again
+            log.exception("machines.sweep_failed")
         await self._parts.slots.restore([live.record.slot for live in self._live.values()])
         await self._sweep_directories()
+        is_closed = asyncio.Event()
+        tasks.start_soon(self._close_sessions, is_closed)
+        with anyio.move_on_after(_CLOSE_SECONDS):
+            await is_closed.wait()
+
+    async def _close_sessions(self, done: asyncio.Event) -> None:
+        """End the sessions whose machines have gone; on a full disk that takes until there is room."""
         for ref in self._parts.sessions.machines():
             live = self._live.get(ref.sandbox_id)
             if live is None or live.ref != ref:
-                await self._parts.sessions.lost(ref, "runtime_exited")
+                try:
+                    await self._parts.sessions.lost(ref, "runtime_exited")
+                except (OSError, ValueError):
+                    log.exception("sessions.not_closed", machine=ref.machine_id)
+        done.set()
 
     async def _readopt(self, record: MachineRecord) -> None:
         ref, parts = record.ref, self._parts
@@ -231,14 +246,20 @@ class Machines:
         if record.handle is None or runtime is None or not is_current:
             log.info("machine.dropped", machine=ref.machine_id, is_current=is_current, built=record.handle is not None)
             return
-        machine = await runtime.recover(record.handle, self._builder.spec(record))
+        reason = "runtime_exited"
+        try:
+            machine = await runtime.recover(record.handle, self._builder.spec(record))
+        except Exception:  # it is swept; the others go on
+            log.exception("machine.recover_failed", machine=ref.machine_id)
+            machine, reason = None, "recover_failed"
         if machine is not None:
             log.info("machine.readopted", machine=ref.machine_id)
             self._adopt(record, machine)
         elif entry is not None and entry.phase is Phase.UP:
-            log.info("machine.found_ended", machine=ref.machine_id)
-            parts.observations.put(MachineExited(ref=ref, exit=Exit(reason="runtime_exited")))
-            await parts.generations.record(ref, Phase.ENDED)
+            log.info("machine.found_ended", machine=ref.machine_id, reason=reason)
+            parts.observations.put(MachineExited(ref=ref, exit=Exit(reason=reason)))
+            with suppress(InsufficientStorage):  # sweeping what is left of it makes room
+                await parts.generations.record(ref, Phase.ENDED)
 
     async def sweep(self) -> None:
         """Remove what belongs to no machine; starts wait for it."""
@@ -267,8 +288,12 @@ class Machines:
         keep = self._wanted() | {record.ref.machine_id for record in self._builder.leftover}
         for path in self._builder.directory.iterdir():
             if path.name not in keep:
-                await anyio.to_thread.run_sync(remove_tree, path)
-                log.info("machine.directory_swept", machine=path.name)
+                try:
+                    await anyio.to_thread.run_sync(remove_tree, path)
+                except OSError as error:
+                    log.error("machine.directory_not_swept", machine=path.name, error=str(error))
+                else:
+                    log.info("machine.directory_swept", machine=path.name)
 
     @asynccontextmanager
     async def _locked(self, sandbox_id: SandboxId) -> AsyncIterator[None]:

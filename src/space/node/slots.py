@@ -178,8 +178,9 @@ class Slots:
 
     async def release(self, slot: Slot) -> None:
         """Give a slot back: its disk goes, its network is recycled.  Idempotent; what fails is left to the sweep."""
-        if self._claimed.pop(slot.index, None) is None:
+        if self._claimed.get(slot.index) is not slot:  # given back before; by now another machine may have its number
             return
+        del self._claimed[slot.index]
         async with self._working():
             await anyio.to_thread.run_sync(self._cgroups.remove, slot.cgroup)
             await self._filestores.remove(slot.index)

@@ -100,14 +100,17 @@ class Journal:
             if oldest:
                 with suppress(OSError):  # a crash may have come between the mark and the hole
                     disk.punch_hole(fd, BLOCK_SIZE, oldest - BLOCK_SIZE)
-        except ValueError as error:
+            if measured.last is not None:
+                journal.summary.note(measured.last)
+            journal.status()
+        except (ValueError, TypeError, AttributeError) as error:
             os.close(fd)
             raise layout.Damaged(0) from error
         except BaseException:
             os.close(fd)
             raise
-        if measured.last is not None:
-            journal._note(measured.last)
+        if journal.is_final:
+            journal._release()
         return journal
 
     async def aclose(self) -> None:

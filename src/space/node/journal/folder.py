@@ -12,6 +12,7 @@ from space.core.errors import Conflict, NotFound
 from space.core.ids import SessionId, is_id
 from space.core.journal import JournalRecord, Trimmed
 from space.node.full_disk import full_disk_refuses
+from space.node.journal import layout
 from space.node.journal.file import Journal
 from space.node.journal.layout import Damaged
 from space.node.journal.reader import read_journal
@@ -19,6 +20,8 @@ from space.node.journal.summary import JournalHead
 
 log = structlog.get_logger(__name__)
 
+_LONGEST_HEAD = 1024  #: bytes; no journal's head is longer
+_DAMAGED = ".damaged"
 _ENDED_IN_MEMORY = 1024  #: summaries of ended journals kept to save opening them again
 
 
@@ -35,7 +38,10 @@ class JournalFolder:
         """Open every journal that has not ended; remove what a crash left half made."""
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for session_id in self.sessions():
-            self.find(session_id)
+            try:
+                self.find(session_id)
+            except OSError as error:  # one that cannot be read must not keep the node from all others
+                log.error("journal.unreadable", session=session_id, error=str(error))
 
     async def aclose(self) -> None:
         for journal in self._open.values():
@@ -91,10 +97,20 @@ class JournalFolder:
         except FileNotFoundError:
             return None
         except Damaged:
-            # Its head is written before anything refers to it, so a file without one was never told of.
-            log.warning("journal.discarded", session=session_id, bytes=path.stat().st_size)
-            path.unlink(missing_ok=True)
+            self._discard(session_id)
             return None
+
+    def _discard(self, session_id: SessionId) -> None:
+        """Remove a file that its maker never came to tell of; put aside one that held a journal, for a human."""
+        path = self._path / session_id
+        with path.open("rb") as file:
+            first = file.read(_LONGEST_HEAD)
+        if len(first) < _LONGEST_HEAD and not layout.holds_head(first):
+            log.warning("journal.discarded", session=session_id, bytes=len(first))
+            path.unlink()
+        else:
+            log.error("journal.damaged", session=session_id, kept_as=f"{session_id}{_DAMAGED}")
+            path.rename(path.with_name(f"{session_id}{_DAMAGED}"))
 
     async def read(
         self, session_id: SessionId, *, start: int, follow: bool
@@ -122,8 +138,11 @@ class JournalFolder:
     def _unchanged_since(self, when: float) -> list[SessionId]:
         """Return the sessions whose journal was last written to before `when` (seconds since 1970)."""
         with os.scandir(self._path) as entries:
-            found = [entry for entry in entries if is_id(entry.name, "ses")]
-            return [SessionId(entry.name) for entry in found if entry.stat().st_mtime < when]
+            old = [entry.name for entry in entries if entry.stat().st_mtime < when]
+        for name in old:
+            if name.endswith(_DAMAGED):
+                (self._path / name).unlink(missing_ok=True)
+        return [SessionId(name) for name in old if is_id(name, "ses")]
 
     async def expire(self, older_than: float) -> list[SessionId]:
         """Remove the journals that ended before `older_than` (seconds since 1970); return their sessions."""

@@ -91,6 +91,14 @@ def encode_head(payload: bytes) -> bytes:
     return RECORD.pack(HEAD, len(payload), 0) + payload
 
 
+def holds_head(data: bytes) -> bool:
+    """Whether a file's beginning is a whole head: it is written first and at once, so a crash leaves less of it."""
+    if len(data) < RECORD.size:
+        return False
+    kind, length, _ = RECORD.unpack_from(data, 0)
+    return kind == HEAD and RECORD.size + length <= len(data)
+
+
 def decode(data: bytes | bytearray | memoryview, position: int) -> Iterator[JournalRecord]:
     """Yield the whole records in `data`, bytes of one block from a record's start at `position` on.
 
