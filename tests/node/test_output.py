@@ -157,7 +157,7 @@ def fill(disk: Path) -> Path:
 
 
 async def fill_to_the_last_byte(node: Node, disk: Path) -> tuple[MachineOrder, Journal, Path]:
-    """Fill the disk up so that a running command's journal has no byte of room; return also what makes room if removed."""
+    """Fill the disk so that a running command's journal has no byte of room."""
     machine, process = order(), shell("read count; head -c $count /dev/zero; exec sleep 600", stdin=True)
     await node.ensure(machine)
     await node.start_process(machine.ref, process)

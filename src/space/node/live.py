@@ -67,7 +67,7 @@ class LiveMachine:
         return self.record.ref
 
     async def run(self) -> None:
-        """Serve the machine until it has ended, then close what was open and bury it; may be called again if it fails."""
+        """Serve the machine until it has ended, then close what was open and bury it; call it again if it fails."""
         if not self.ended.is_set():
             exit = await self._serve()
             with anyio.move_on_after(_CLOSE_SECONDS):
