@@ -51,7 +51,10 @@ def lifecycle_diagram() -> str:
 
 def lifecycle_table() -> str:
     """Tell each rule in a row."""
-    rows = ["| operation | from | shown meanwhile | on success | on failure | done already in | notes |", "|" + "---|" * 7]
+    rows = [
+        "| operation | from | shown meanwhile | on success | on failure | done already in | notes |",
+        "|" + "---|" * 7,
+    ]
     for kind, rule in RULES.items():
         notes = []
         if rule.preempts:
@@ -64,7 +67,7 @@ def lifecycle_table() -> str:
         end, failed = rule.end or "stays", rule.on_error or "stays"
         rows.append(
             f"| {kind} | {start} | {rule.during or 'the resting state'} | {end} | {failed} "
-            f"| {_states(rule.satisfied) or '–'} | {'; '.join(notes)} |"
+            f"| {_states(rule.satisfied) or '-'} | {'; '.join(notes)} |"
         )
     return "\n".join(rows) + "\n"
 
@@ -104,7 +107,7 @@ def settings_table() -> str:
     rows = ["| setting | default | meaning |", "|---|---|---|"]
     for name, meaning in _descriptions():
         default = config.Settings.model_fields[name].default
-        shown = "–" if default is None else f"`{default.value if hasattr(default, 'value') else default}`"
+        shown = "-" if default is None else f"`{default.value if hasattr(default, 'value') else default}`"
         rows.append(f"| `SPACE_{name.upper()}` | {shown} | {meaning} |")
     return "\n".join(rows) + "\n"
 

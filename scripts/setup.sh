@@ -24,6 +24,7 @@ RUNSC_OLDEST=0.0~20240729
 TEST_PACKAGES=(
     git
     busybox-static # a root filesystem without Python and without glibc
+    curl # the documents use it, and their examples are run
     shellcheck
 )
 

@@ -18,7 +18,11 @@ from space.host.reaper import Reaper, collect, owned
 pytestmark = pytest.mark.anyio
 
 #: Starts a program in a session of its own, prints its pid and leaves it behind.
-ORPHAN = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], start_new_session=True).pid)"
+ORPHAN = """
+import subprocess, sys
+# Not with our stdout: whoever reads the pid from it would wait until the orphan has ended.
+print(subprocess.Popen(sys.argv[1:], start_new_session=True, stdout=subprocess.DEVNULL).pid)
+"""
 
 
 @pytest.fixture
