@@ -21,6 +21,7 @@ from space.core.errors import (
 )
 from space.core.journal import JournalRecord, RecordKind
 from space.core.node import MachineRef
+from space.core.ports import ProcessOrder
 from space.host.failpoint import FailpointError, arm
 from space.testing.commands import CommandPlane, command, command_plane
 from space.testing.control_plane import OTHER_PROJECT, principal
@@ -499,3 +500,21 @@ async def test_a_command_that_no_guest_can_run_is_refused_by_field(
         with pytest.raises((InvalidRequest, PayloadTooLarge)) as refused:
             await parts.commands.create(parts.call(), "sbx" + "0" * 26, command(**{"argv": ("true",), **changes}))
         assert refused.value.details["field"] == field
+
+
+async def test_a_start_that_never_reached_the_node_is_forgotten_after_a_day(tmp_path: Path) -> None:
+    async with command_plane(tmp_path, is_observed=False) as parts:
+        sandbox = await parts.plane.running()
+        lost, _ = await parts.commands.create(parts.call(), sandbox.id, command())
+        known, _ = await parts.commands.create(parts.call(), sandbox.id, command())
+        store, node, clock = parts.plane.store, parts.plane.node, parts.plane.clock
+        await store.processes.request_start(lost.session_id, at=clock.now())  # and the server was killed
+        _, generation = await store.processes.request_start(known.session_id, at=clock.now())
+        assert generation is not None
+        order = ProcessOrder(process_id=known.id, session_id=known.session_id, spec=known.spec)
+        await node.start_process(MachineRef(sandbox.id, generation), order)  # killed before it was told
+        assert await Retention(store, node, clock, keep=timedelta(hours=24)).forget() == 0
+
+        assert await Retention(store, node, clock, keep=timedelta(seconds=-1)).forget() == 1
+
+        assert [process.id for process in (await parts.commands.list(parts.who, sandbox.id)).items] == [known.id]

@@ -31,7 +31,19 @@ class Retention:
                 await self._node.forget_session(session_id)
             await self._store.processes.purge(sessions)
             count += len(sessions)
-        return count
+        return count + await self._forget_lost_starts()
+
+    async def _forget_lost_starts(self) -> int:
+        """Remove commands whose start was written down and never reached the node, e.g. because the server died.
+
+        Their readers could have asked again for as long as commands are kept.  What the node does know is not over.
+        """
+        before = self._clock.now() - self._keep
+        sessions = await self._store.processes.never_arrived(before, limit=_BATCH)
+        gone = [session_id for session_id in sessions if await self._node.session_status(session_id) is None]
+        if gone:
+            await self._store.processes.purge(gone)
+        return len(gone)
 
     async def run(self) -> None:
         """Forget every few minutes, until cancelled."""

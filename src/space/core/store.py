@@ -297,6 +297,10 @@ class ProcessStore(Protocol):
         """Find sessions of processes that ended, or were recorded and never started, before then."""
         ...
 
+    async def never_arrived(self, requested_before: datetime, *, limit: int) -> Sequence[SessionId]:
+        """Find sessions whose start was requested before then, of which no node has told anything since."""
+        ...
+
     async def purge(self, sessions: Sequence[SessionId]) -> None:
         """Forget these processes."""
         ...

@@ -15,6 +15,7 @@ from space.core.ids import ProcessId, SandboxId, SessionId, TokenId
 from space.core.operation import Status
 from space.core.ports import SessionStatus
 from space.core.store import NewProcess, Outcome
+from space.storage.sql import processes
 from space.storage.sql.store import SqlStore, open_store
 from space.testing.projects import add_project
 from space.testing.rows import PROJECT, START, creation, entry, new_id
@@ -212,6 +213,8 @@ async def test_what_is_forgotten_is_over_or_was_never_wanted(tmp_path: Path) -> 
         assert found == [ended.session_id, waiting.session_id]
         left = await store.processes.unfinished(limit=10)
         assert {process.id for process in left} == {asked.id, running.id}
+        assert await store.processes.never_arrived(later, limit=10) == [asked.session_id]
+        assert await store.processes.never_arrived(START - timedelta(days=1), limit=10) == []
 
 
 @pytest.mark.parametrize(
@@ -223,6 +226,8 @@ async def test_what_is_forgotten_is_over_or_was_never_wanted(tmp_path: Path) -> 
             "SELECT COUNT(*) FROM processes WHERE sandbox_id = ? AND state IN ('created', 'running')",
             "processes_unfinished",
         ),
+        (processes._NEVER_STARTED, "processes_unfinished"),
+        (processes._NEVER_ARRIVED, "processes_unfinished"),
         ("SELECT session_id FROM processes WHERE exited_at < ? ORDER BY exited_at LIMIT 2", "processes_by_exit"),
         ("SELECT * FROM session_tokens WHERE token_hash = ?", "sqlite_autoindex_session_tokens_1"),
         ("SELECT * FROM tokens WHERE secret_hash = ?", "sqlite_autoindex_tokens_2"),

@@ -34,9 +34,11 @@ _UNFINISHED = (
     " AND (sandbox_id, id) > (?, ?) ORDER BY sandbox_id, id LIMIT ?"
 )
 _EXPIRED = "SELECT session_id FROM processes WHERE exited_at < ? ORDER BY exited_at LIMIT ?"
-_NEVER_STARTED = (
-    "SELECT session_id FROM processes WHERE state = 'created' AND start_requested_at IS NULL AND created_at < ? LIMIT ?"
+_WAITING = (
+    "SELECT session_id FROM processes WHERE state IN ('created', 'running') AND state = 'created'"  # for the index
 )
+_NEVER_STARTED = f"{_WAITING} AND start_requested_at IS NULL AND created_at < ? LIMIT ?"
+_NEVER_ARRIVED = f"{_WAITING} AND start_requested_at < ? LIMIT ?"
 _INSERT_TOKEN = (
     "INSERT INTO session_tokens (token_hash, session_id, principal, token_id, expires_at) VALUES (?, ?, ?, ?, ?)"
 )
@@ -118,6 +120,10 @@ class SqlProcesses:
     async def expired(self, ended_before: datetime, *, limit: int) -> Sequence[SessionId]:
         before = milliseconds(ended_before)
         rows = self._reader.rows(_EXPIRED, (before, limit)) or self._reader.rows(_NEVER_STARTED, (before, limit))
+        return [SessionId(row[0]) for row in rows]
+
+    async def never_arrived(self, requested_before: datetime, *, limit: int) -> Sequence[SessionId]:
+        rows = self._reader.rows(_NEVER_ARRIVED, (milliseconds(requested_before), limit))
         return [SessionId(row[0]) for row in rows]
 
     async def purge(self, sessions: Sequence[SessionId]) -> None:
