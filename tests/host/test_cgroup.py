@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from space.core.sandbox import Resources
-from space.host.cgroup import OVERHEAD_MIB, Cgroups
+from space.host.cgroup import OVERHEAD_MIB, ROOT, Cgroups, switch_on
 from space.host.instance import Instance
 from space.host.process import spawn
 
@@ -120,6 +120,53 @@ def test_on_v2_controllers_are_switched_on_from_the_root_down(v2: Cgroups) -> No
     assert int((group / "pids.max").read_text()) >= 4000
     v2.add_overhead(path, Resources(memory_mib=256))
     assert (group / "memory.max").read_text() == str((256 + OVERHEAD_MIB) * MIB)
+
+
+@pytest.fixture
+def real_v2() -> Iterator[tuple[Path, str]]:
+    """A group of the host's own v2 hierarchy, and a controller that groups below it may use."""
+    root = next((root for root in (ROOT, ROOT / "unified") if (root / "cgroup.controllers").exists()), None)
+    names = (root / "cgroup.controllers").read_text().split() if root else []
+    if root is None or not names:
+        pytest.skip("no cgroup v2 hierarchy with a controller")
+    was_on = names[0] in (root / "cgroup.subtree_control").read_text().split()
+    switch_on(root, names[:1])
+    group = root / f"space-test-{uuid.uuid4().hex[:8]}"
+    group.mkdir()
+    yield group, names[0]
+    for directory in (*group.iterdir(), group):
+        if directory.is_dir():
+            directory.rmdir()
+    if not was_on:
+        (root / "cgroup.subtree_control").write_text(f"-{names[0]}")
+
+
+@pytest.mark.root
+async def test_on_v2_a_group_with_processes_of_its_own_can_have_controllers(real_v2: tuple[Path, str]) -> None:
+    group, controller = real_v2
+    processes = [spawn(["/bin/sleep", "60"]) for _ in range(3)]
+    for process in processes:
+        (group / "cgroup.procs").write_text(str(process.pid))
+    with pytest.raises(OSError, match="busy"):
+        (group / "cgroup.subtree_control").write_text(f"+{controller}")
+    switch_on(group, (controller,))
+    assert (group / "cgroup.subtree_control").read_text().split() == [controller]
+    moved = {int(pid) for pid in (group / "space-rest/cgroup.procs").read_text().split()}
+    assert moved == {process.pid for process in processes}
+    for process in processes:
+        await process.stop(grace=0)
+
+
+def test_a_group_that_does_not_empty_keeps_no_other_from_being_swept(
+    v2: Cgroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("space.host.cgroup.REMOVE_SECONDS", 0.01)
+    stuck, other = v2.instance.slot_cgroup(1), v2.instance.slot_cgroup(2)
+    for path in (stuck, other):
+        (v2.root / path[1:]).mkdir(parents=True)
+    (v2.root / stuck[1:] / "cgroup.procs").write_text("")  # in a plain directory, a file keeps it from being removed
+    assert v2.sweep(()) == [other]
+    assert not (v2.root / other[1:]).exists()
 
 
 def test_on_v2_usage_and_oom_kills_are_read_from_its_files(v2: Cgroups) -> None:

@@ -91,7 +91,7 @@ class MachineHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a machine ended: `reason` is `stopped`, `oom`, `runtime_exited` or `killed`."""
+    """How a machine ended: `reason` is `stopped`, `oom`, `runtime_exited`, `killed` or `recover_failed`."""
 
     reason: str
     code: int | None = None

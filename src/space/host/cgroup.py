@@ -5,6 +5,7 @@ pids counts the threads of gVisor's kernel and its stubs, so it is a backstop, n
 """
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -12,8 +13,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from space.core.sandbox import Resources
 from space.host.instance import Instance
+
+log = structlog.get_logger(__name__)
 
 ROOT = Path("/sys/fs/cgroup")
 PERIOD_US = 100_000
@@ -23,6 +28,9 @@ MIN_PIDS = 4096
 OVERHEAD_MIB = 64
 REMOVE_SECONDS = 5.0
 MEMORY, PIDS, CPU = "memory", "pids", "cpu"
+#: Where processes go that are in the way of switching controllers on (v2), below the group that they were in.
+REST = "space-rest"
+MOVES = 10  #: attempts, because a process may start another one while it is moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +92,7 @@ class Cgroups:
     def _delegate(self, directory: Path) -> None:
         """Switch the controllers on from the root down to the group's parent (v2)."""
         for parent in reversed([p for p in directory.parents if p.is_relative_to(self.root)]):
-            _write(parent / "cgroup.subtree_control", "+memory +pids +cpu")
+            switch_on(parent, (MEMORY, PIDS, CPU))
 
     def usage(self, path: str) -> Usage:
         """Return what a group uses; zeros if there is none."""
@@ -150,11 +158,19 @@ class Cgroups:
             with contextlib.suppress(FileNotFoundError):
                 found.update(f"{self.instance.cgroup}/{child.name}" for child in parent.iterdir() if child.is_dir())
         gone = sorted(found.difference(keep))
-        for path in gone:
-            self.remove(path)
-        if not keep:
+        stuck = [path for path in gone if not self._is_removed(path)]
+        if not keep and not stuck:
             self.remove(self.instance.cgroup)
-        return gone
+        return [path for path in gone if path not in stuck]
+
+    def _is_removed(self, path: str) -> bool:
+        """As `remove`; False for a group whose processes hang in the kernel, which must not be in the others' way."""
+        try:
+            self.remove(path)
+        except TimeoutError as error:
+            log.error("cgroup.not_removed", error=str(error))
+            return False
+        return True
 
     def _everywhere(self, path: str) -> list[Path]:
         """Return the group's directory under every controller on which the host has one."""
@@ -165,6 +181,31 @@ class Cgroups:
     def _check(self, path: str) -> None:
         if not f"{path}/".startswith(f"{self.instance.cgroup}/") or ".." in path:
             raise ValueError(f"{path!r} is no cgroup of this instance")
+
+
+def switch_on(group: Path, controllers: Collection[str]) -> None:
+    """Switch controllers on for the groups below `group` (v2).
+
+    The kernel refuses that (EBUSY) while `group` itself holds processes, unless it is the host's real root: what
+    looks like the root in a container holds all of the container's.  They are moved one level down.
+    """
+    present = _read(group / "cgroup.subtree_control").split()
+    missing = " ".join(f"+{name}" for name in controllers if name not in present)
+    for attempt in range(MOVES if missing else 0):
+        try:
+            _write(group / "cgroup.subtree_control", missing)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or attempt == MOVES - 1:
+                raise
+        _move_processes(group, group / REST)
+
+
+def _move_processes(group: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    for pid in _read(group / "cgroup.procs").split():
+        with contextlib.suppress(OSError):  # it has ended, or is a thread of the kernel: the next attempt tells
+            (target / "cgroup.procs").write_text(pid)
 
 
 def _set_v1_memory(directory: Path, memory: int) -> None:

@@ -96,7 +96,8 @@ def holds_head(data: bytes) -> bool:
     if len(data) < RECORD.size:
         return False
     kind, length, _ = RECORD.unpack_from(data, 0)
-    return kind == HEAD and RECORD.size + length <= len(data)
+    is_whole: bool = kind == HEAD and RECORD.size + length <= len(data)
+    return is_whole
 
 
 def decode(data: bytes | bytearray | memoryview, position: int) -> Iterator[JournalRecord]:

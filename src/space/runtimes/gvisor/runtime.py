@@ -187,7 +187,10 @@ class GVisor:
             if process.cgroup and process.cgroup.startswith(f"{self._cgroups.instance.cgroup}/"):
                 cgroups.add(process.cgroup)
         for path in cgroups:
-            self._cgroups.remove(path)
+            try:
+                self._cgroups.remove(path)
+            except TimeoutError as error:  # one that hangs in the kernel; the sweep of cgroups tries it again
+                log.error("gvisor.sweep_failed", error=str(error))
         for file in self._runsc.root.glob("*"):
             machine_id = _id_of(file.name)
             if machine_id and machine_id not in keep and machine_id not in self._starting:
