@@ -116,6 +116,8 @@ class ScriptedServer:
                 Route(base + "/exec", self._exec, methods=["POST"]),
                 Route(base + "/files", self._file, methods=["GET", "PUT"]),
                 Route(base + "/sessions/{session_id}/token", self._renew, methods=["POST"]),
+                Route(base + "/processes", self._pages, methods=["GET"]),
+                Route(base + "/events", self._pages, methods=["GET"]),
                 Route(base + "/processes/{process_id}/{what}", self._process, methods=["POST", "PUT", "DELETE"]),
                 Route("/v1/sessions/{session_id}/events", self._events, methods=["GET"]),
             ]
@@ -145,6 +147,19 @@ class ScriptedServer:
         cursor = int(request.query_params.get("cursor", "0"))
         items = [sandbox("running", number) for number in range(cursor, min(cursor + 2, 5))]
         return JSONResponse({"items": items, "next_cursor": str(cursor + 2) if cursor + 2 < 5 else None})
+
+    async def _pages(self, request: Request) -> Response:
+        """Answer five things, two a page at most: enough of a process and of an event at once."""
+        if failed := await self._record(request):
+            return failed
+        start, limit = int(request.query_params.get("cursor", "0")), int(request.query_params["limit"])
+        end = min(start + min(limit, 2), 5)
+        items = [
+            {"id": f"{PROCESS[:-1]}{number}", "session_id": SESSION, "argv": [], "state": "exited",
+             "seq": number, "type": "test", "data": {}, "at": None}
+            for number in range(start, end)
+        ]  # fmt: skip
+        return JSONResponse({"items": items, "next_cursor": str(end) if end < 5 else None})
 
     async def _get(self, request: Request) -> Response:
         if failed := await self._record(request):

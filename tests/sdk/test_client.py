@@ -228,3 +228,11 @@ def test_ids_from_outside_stay_one_segment_of_the_path() -> None:
     with serving(script) as server, connected(server) as client, pytest.raises(SpaceError):
         client.get_sandbox("../operations/x?y")
     assert all(not path.startswith("/v1/operations") for _, path, _, _ in script.requests)
+
+
+def test_lists_of_a_sandbox_are_whole() -> None:
+    with serving(Script()) as server, connected(server) as client:
+        sandbox = Sandbox.connect(SANDBOX, client=client)
+        assert len(sandbox.processes()) == 5
+        assert [event.seq for event in sandbox.timeline()] == [0, 1, 2, 3, 4]
+        assert [event.seq for event in sandbox.timeline(limit=3)] == [0, 1, 2]

@@ -1,5 +1,6 @@
 """A sandbox, as its user holds it."""
 
+import builtins
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -12,9 +13,11 @@ from space.sdk._async.client import AsyncClient
 from space.sdk._async.command import AsyncCommand
 from space.sdk._async.files import AsyncFiles
 from space.sdk._async.operations import wait_operation
-from space.sdk.bodies import Argv, command_body
+from space.sdk.bodies import Argv, command_body, without_none
 from space.sdk.errors import FailedPreconditionError, NotFoundError
 from space.sdk.model import ExecResult, Operation, ProcessInfo, SandboxInfo, TimelineEvent
+
+LARGEST_PAGE = 1000  #: entries that the server gives at once
 
 
 class AsyncSandbox:
@@ -191,8 +194,7 @@ class AsyncSandbox:
 
     async def processes(self) -> Sequence[ProcessInfo]:
         """List the processes that were started through the API, those that ended within a day included."""
-        body = http.answer_object(await self._transport.request("GET", f"{self._path}/processes"))
-        return [ProcessInfo.parse(item) for item in body.get("items", ())]
+        return [ProcessInfo.parse(item) for item in await self._all("/processes", None)]
 
     async def refresh(self) -> SandboxInfo:
         """Ask the server for the present state."""
@@ -213,10 +215,8 @@ class AsyncSandbox:
         return self.info
 
     async def timeline(self, *, limit: int | None = None) -> Sequence[TimelineEvent]:
-        """Return what happened to the sandbox, oldest first."""
-        query = {"limit": limit} if limit is not None else None
-        body = http.answer_object(await self._transport.request("GET", f"{self._path}/events", query=query))
-        return [TimelineEvent.parse(item) for item in body.get("items", ())]
+        """Return what happened to the sandbox, oldest first; all of it, or the first `limit` events."""
+        return [TimelineEvent.parse(item) for item in await self._all("/events", limit)]
 
     async def extend(self, seconds: int) -> SandboxInfo:
         """Let the sandbox live longer."""
@@ -260,6 +260,19 @@ class AsyncSandbox:
         finally:
             await self.aclose()
         return False
+
+    async def _all(self, path: str, limit: int | None) -> Sequence[Mapping[str, Any]]:
+        """Return the items of all pages of a list, or the first `limit`."""
+        found: builtins.list[Mapping[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            wanted = LARGEST_PAGE if limit is None else min(limit - len(found), LARGEST_PAGE)
+            query = without_none({"limit": wanted, "cursor": cursor})
+            body = http.answer_object(await self._transport.request("GET", self._path + path, query=query))
+            found += body.get("items", ())
+            cursor = body.get("next_cursor")
+            if cursor is None or (limit is not None and len(found) >= limit):
+                return found
 
     def _updated(self, response: httpx.Response) -> SandboxInfo:
         body = http.answer_object(response)

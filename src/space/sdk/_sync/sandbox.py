@@ -1,6 +1,7 @@
 # Generated from ../_async/sandbox.py by scripts/generate_sync_sdk.py: change it there.
 """A sandbox, as its user holds it."""
 
+import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -13,9 +14,11 @@ from space.sdk._sync.client import Client
 from space.sdk._sync.command import Command
 from space.sdk._sync.files import Files
 from space.sdk._sync.operations import wait_operation
-from space.sdk.bodies import Argv, command_body
+from space.sdk.bodies import Argv, command_body, without_none
 from space.sdk.errors import FailedPreconditionError, NotFoundError
 from space.sdk.model import ExecResult, Operation, ProcessInfo, SandboxInfo, TimelineEvent
+
+LARGEST_PAGE = 1000  #: entries that the server gives at once
 
 
 class Sandbox:
@@ -191,8 +194,7 @@ class Sandbox:
 
     def processes(self) -> Sequence[ProcessInfo]:
         """List the processes that were started through the API, those that ended within a day included."""
-        body = http.answer_object(self._transport.request("GET", f"{self._path}/processes"))
-        return [ProcessInfo.parse(item) for item in body.get("items", ())]
+        return [ProcessInfo.parse(item) for item in self._all("/processes", None)]
 
     def refresh(self) -> SandboxInfo:
         """Ask the server for the present state."""
@@ -213,10 +215,8 @@ class Sandbox:
         return self.info
 
     def timeline(self, *, limit: int | None = None) -> Sequence[TimelineEvent]:
-        """Return what happened to the sandbox, oldest first."""
-        query = {"limit": limit} if limit is not None else None
-        body = http.answer_object(self._transport.request("GET", f"{self._path}/events", query=query))
-        return [TimelineEvent.parse(item) for item in body.get("items", ())]
+        """Return what happened to the sandbox, oldest first; all of it, or the first `limit` events."""
+        return [TimelineEvent.parse(item) for item in self._all("/events", limit)]
 
     def extend(self, seconds: int) -> SandboxInfo:
         """Let the sandbox live longer."""
@@ -260,6 +260,19 @@ class Sandbox:
         finally:
             self.close()
         return False
+
+    def _all(self, path: str, limit: int | None) -> Sequence[Mapping[str, Any]]:
+        """Return the items of all pages of a list, or the first `limit`."""
+        found: builtins.list[Mapping[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            wanted = LARGEST_PAGE if limit is None else min(limit - len(found), LARGEST_PAGE)
+            query = without_none({"limit": wanted, "cursor": cursor})
+            body = http.answer_object(self._transport.request("GET", self._path + path, query=query))
+            found += body.get("items", ())
+            cursor = body.get("next_cursor")
+            if cursor is None or (limit is not None and len(found) >= limit):
+                return found
 
     def _updated(self, response: httpx.Response) -> SandboxInfo:
         body = http.answer_object(response)
