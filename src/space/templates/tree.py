@@ -1,8 +1,8 @@
 """The digest of a directory tree: what a template's digest is.
 
 A digest of the result, not of its recipe: the same recipe gives other bytes once Debian publishes a fix, and a
-sandbox must report what it really runs.  Two builds of the same packages have the same digest, because nothing
-that differs by chance is in it: modification times, inode numbers and link counts are left out, and the builder
+sandbox must report what it really runs.  Two builds of the same packages on one machine have the same digest, because
+nothing that differs by chance is in it: modification times, inode numbers and link counts are left out, and the builder
 removes logs and caches.
 
 The digest is SHA-256 over one line a file, in the order of the paths' bytes:
