@@ -254,6 +254,17 @@ async def test_output_that_is_no_utf8_is_exact_in_base64(
     assert (await running).json()["stdout"] == "/wA="
 
 
+async def test_writing_nothing_to_what_cannot_be_written_to_is_an_error_too(
+    server: Server, client: httpx.AsyncClient
+) -> None:
+    sandbox_id = await server.sandbox(client)
+    body = {"argv": ["true"], "start": "now"}
+    made = (await client.post(f"/v1/sandboxes/{sandbox_id}/commands", json=body)).json()["process"]["id"]
+    for process, status, code in ((made, 409, "failed_precondition"), (f"prc{made[3:-2]}g0", 404, "not_found")):
+        answer = await client.put(f"/v1/sandboxes/{sandbox_id}/processes/{process}/stdin", content=b"")
+        shape_of(answer, status, code)
+
+
 async def test_stdin_is_passed_on_piece_by_piece_and_closed(
     server: Server, client: httpx.AsyncClient, node: FakeNode
 ) -> None:

@@ -171,9 +171,13 @@ async def resize_process(
 async def write_stdin(request: ApiRequest, sandbox_id: SandboxIdPath, process_id: ProcessIdPath) -> Response:
     """Pass the body on as it comes."""
     commands = request.services.commands
+    is_empty = True
     async for piece in request.stream():
         if piece:
+            is_empty = False
             await commands.write_stdin(request.call, sandbox_id, process_id, piece)
+    if is_empty:  # nothing to write, but what cannot be written to is an error still
+        await commands.write_stdin(request.call, sandbox_id, process_id, b"")
     return Response(status_code=204)
 
 
