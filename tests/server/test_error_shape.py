@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPIDLE, create_connection
 from typing import Any
 
 import httpx
@@ -11,7 +12,9 @@ import pytest
 from tests.server.calls import CallOf, api_calls, named
 from tests.server.harness import Server, listening
 
+from space.app.listener import listen
 from space.core.errors import SpaceError, Unavailable
+from space.server import protocol
 from space.server.api import create_api
 from space.server.errors import STATUS
 
@@ -285,6 +288,33 @@ async def test_headers_without_end_are_refused(shared: Server) -> None:
     for pieces in (one_header, many_headers, path):
         answer = await raw_answer(shared, *pieces)
         assert shape_of(answer, 400, "invalid_request")["details"]["limit"] == 65_536
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\r\n", b"GET /healthz HTTP/1.1\r\nHost:", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n\r\n"]
+)
+async def test_a_connection_that_sends_no_request_is_closed(
+    shared: Server, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+    address = httpx.URL(shared.api_url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(sent)
+    if sent.endswith(b"\r\n\r\n\r\n"):
+        assert b"ok" in await reader.readuntil(b"}")
+        await asyncio.sleep(0.05)
+        writer.write(b"\r\n")  # a line break before the next request, which never comes
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_caller_whose_machine_vanishes_is_noticed() -> None:
+    with listen("127.0.0.1:0", setting="SPACE_LISTEN") as sock, create_connection(sock.getsockname()):
+        accepted, _ = await asyncio.get_running_loop().sock_accept(sock)
+        with accepted:
+            assert accepted.getsockopt(SOL_SOCKET, SO_KEEPALIVE) == 1
+            assert accepted.getsockopt(IPPROTO_TCP, TCP_KEEPIDLE) == 30
 
 
 async def test_a_kept_alive_connection_serves_large_requests_one_after_the_other(

@@ -60,6 +60,7 @@ def listen(address: str, *, setting: str) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _keep_alive(sock)
         sock.bind((host, int(port)))
         sock.listen(1024)
     except OSError as error:
@@ -69,6 +70,17 @@ def listen(address: str, *, setting: str) -> socket.socket:
         ) from error
     sock.setblocking(False)
     return sock
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Have the kernel notice callers whose machine vanished; what is accepted inherits it.
+
+    A call that waits for a program sends nothing, so without this the program would run for nobody, for ever.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def url_of(sock: socket.socket) -> str:
