@@ -115,6 +115,15 @@ async def test_a_half_made_slot_that_was_not_swept_is_made_anew_too(network: Net
 
 
 @pytest.mark.root
+async def test_names_whose_making_was_killed_are_made_anew(network: Network) -> None:
+    for name in (network.gateway_netns, network.instance.slot_netns(1)):
+        netns.path_of(name).touch()  # `ip netns add` makes the file before it mounts the namespace on it
+    assert await network.sweep(()) == [1]
+    slot = await network.claim()
+    assert await addresses(slot.netns) == {f"{slot.guest_ip}/31"}
+
+
+@pytest.mark.root
 async def test_a_restart_keeps_the_range_even_if_the_host_gained_routes(network: Network) -> None:
     await network.open()
     restarted = Network(network.instance, subnet=IPv4Network("10.127.0.0/16"))

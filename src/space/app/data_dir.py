@@ -1,5 +1,6 @@
 """The data directory: what it holds and to which instance it belongs (DESIGN §2)."""
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -34,5 +35,7 @@ def _instance_id(path: Path) -> str:
             file.write(secrets.token_hex(8) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(path)
+        with contextlib.suppress(FileExistsError):  # another process was quicker: its id counts
+            path.hardlink_to(temporary)
+        temporary.unlink()
     return path.read_text().strip()

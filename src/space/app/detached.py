@@ -21,6 +21,8 @@ from space.host.daemon import (
 from space.storage.sql.revision import check_file
 
 READY_SECONDS = 60
+MAX_LOG_BYTES = 16 << 20  #: a longer log is put aside, replacing the one before, when a server starts
+TAIL_BYTES = 64 << 10
 
 
 def start_detached(settings: Settings) -> int:
@@ -41,7 +43,8 @@ def start_detached(settings: Settings) -> int:
             print(f"  SPACE already runs at {found.api_url} (process {found.pid}).")
             return 0
         print(f"  Replacing the server of {found.root} (process {found.pid}); its sandboxes stay …")
-        stop_process(found)
+        if not stop_process(found):
+            return _fail(f"process {found.pid} does not end, not even by SIGKILL; reboot the machine")
     return _start(settings)
 
 
@@ -52,7 +55,8 @@ def stop(settings: Settings) -> int:
     if found is None:
         print("  No server runs.")
         return 0
-    stop_process(found)
+    if not stop_process(found):
+        return _fail(f"process {found.pid} does not end, not even by SIGKILL; reboot the machine", command="down")
     remove_process_file(run_dir, NAME)
     print(f"  Stopped the server (process {found.pid}).")
     return 0
@@ -60,6 +64,7 @@ def stop(settings: Settings) -> int:
 
 def _start(settings: Settings) -> int:
     log = settings.data_dir / "log" / "up.log"
+    _put_long_log_aside(log)
     reading, writing = os.pipe()
     environment = {**os.environ, "SPACE_READY_FD": "3", "SPACE_LOG_FORMAT": "json"}
     try:
@@ -67,6 +72,8 @@ def _start(settings: Settings) -> int:
     finally:
         os.close(writing)
     message = _wait_for_message(reading, pid)
+    if message is None and start_time_of(pid) is not None:
+        return _fail(f"the server (process {pid}) still does not serve after {READY_SECONDS} s; its log is {log}")
     if message is None:
         return _fail(f"the server did not start; the end of its log, {log}:\n{_tail(log)}")
     answer = json.loads(message)
@@ -98,11 +105,18 @@ def _wait_for_message(reading: int, pid: int) -> str | None:
     return None
 
 
+def _put_long_log_aside(log: Path) -> None:
+    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+        log.replace(log.with_name(f"{log.name}.1"))
+
+
 def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-15:]
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()[-15:]
     return "\n".join(f"    {line[:400]}" for line in lines)
 
 
-def _fail(message: str) -> int:
-    print(f"space up: {message}", file=sys.stderr)
+def _fail(message: str, *, command: str = "up") -> int:
+    print(f"space {command}: {message}", file=sys.stderr)
     return 1

@@ -3,6 +3,8 @@
 What lasts, the data directory, stays: its sandboxes are shown as failed when a server next starts on it.
 """
 
+import shutil
+
 from space.app.compose import runtimes_of
 from space.config import Settings
 from space.host.cgroup import Cgroups
@@ -23,4 +25,5 @@ async def tear_down(settings: Settings) -> int:
         await Network(instance).remove()
         await FileStores(settings.data_dir / "filestores").aclose()
         Cgroups(instance).sweep(())
+        shutil.rmtree(instance.run_dir, ignore_errors=True)
     return len(ended)

@@ -4,13 +4,14 @@
 runs and when the process started, against reuse of the pid.  Sandboxes never appear here.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 
@@ -24,6 +25,7 @@ class ProcessFile:
     build: str  #: fingerprint of that source code
     api_url: str
     log: str | None
+    boot_id: str = ""  #: of the host; after a reboot another process may have the same pid and start time
 
 
 def start_time_of(pid: int) -> int | None:
@@ -33,6 +35,11 @@ def start_time_of(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] == "Z" else int(fields[19])
+
+
+def boot_id() -> str:
+    """Return what names this run of the host's kernel."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def build_fingerprint(root: Path) -> str:
@@ -45,10 +52,14 @@ def build_fingerprint(root: Path) -> str:
 
 
 def read_process_file(run_dir: Path, name: str) -> ProcessFile | None:
-    """Return the process that wrote `run/NAME.json`, if it still runs."""
+    """Return the process that wrote `run/NAME.json`, if it still runs; it may be of another version."""
+    known = {field.name for field in fields(ProcessFile)}
     try:
-        found = ProcessFile(**json.loads((run_dir / f"{name}.json").read_text()))
-    except (FileNotFoundError, ValueError, TypeError):
+        content = json.loads((run_dir / f"{name}.json").read_text())
+        found = ProcessFile(**{key: value for key, value in content.items() if key in known})
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return None
+    if found.boot_id not in ("", boot_id()):
         return None
     return found if start_time_of(found.pid) == found.start_time else None
 
@@ -58,7 +69,9 @@ def write_process_file(run_dir: Path, name: str, *, root: Path, build: str, api_
     pid = os.getpid()
     start_time = start_time_of(pid)
     assert start_time is not None  # noqa: S101 - this process runs
-    entry = ProcessFile(pid=pid, start_time=start_time, root=str(root), build=build, api_url=api_url, log=log)
+    entry = ProcessFile(
+        pid=pid, start_time=start_time, root=str(root), build=build, api_url=api_url, log=log, boot_id=boot_id()
+    )
     for file, text in ((f"{name}.json", json.dumps(asdict(entry))), (f"{name}.pid", f"{pid}\n")):
         temporary = run_dir / f".{file}.{pid}"
         temporary.write_text(text)
@@ -71,18 +84,27 @@ def remove_process_file(run_dir: Path, name: str) -> None:
         (run_dir / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
-def stop_process(entry: ProcessFile, *, grace: float = 10, waiting: Callable[[], None] = lambda: None) -> None:
-    """End one of SPACE's own processes: SIGTERM, then SIGKILL after `grace` seconds.  Succeeds if it has gone."""
-    for number, limit in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
-        if start_time_of(entry.pid) != entry.start_time:
-            return
-        os.kill(entry.pid, number)
-        deadline = time.monotonic() + limit
-        while time.monotonic() < deadline:
+def stop_process(entry: ProcessFile, *, grace: float = 10, waiting: Callable[[], None] = lambda: None) -> bool:
+    """End one of SPACE's own processes: SIGTERM, then SIGKILL after `grace` seconds; return whether it has gone."""
+    try:
+        pidfd = os.pidfd_open(entry.pid)  # before the look at its start time: from here on no other process is meant
+    except ProcessLookupError:
+        return True
+    try:
+        for number, limit in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
             if start_time_of(entry.pid) != entry.start_time:
-                return
-            waiting()
-            time.sleep(0.02)
+                return True
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, number)
+            deadline = time.monotonic() + limit
+            while time.monotonic() < deadline:
+                if start_time_of(entry.pid) != entry.start_time:
+                    return True
+                waiting()
+                time.sleep(0.02)
+        return False
+    finally:
+        os.close(pidfd)
 
 
 def detach(argv: list[str], *, env: dict[str, str], log: Path, ready: int) -> int:

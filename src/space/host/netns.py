@@ -29,6 +29,11 @@ def exists(name: str) -> bool:
     return path_of(name).exists()
 
 
+def is_broken(name: str) -> bool:
+    """Whether the file is no namespace: an `ip netns add` that was killed before its mount leaves a plain one."""
+    return exists(name) and path_of(name).stat().st_dev == DIRECTORY.stat().st_dev
+
+
 def names() -> list[str]:
     """Return all named namespaces of the host."""
     return sorted(entry.name for entry in DIRECTORY.iterdir()) if DIRECTORY.is_dir() else []

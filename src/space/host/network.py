@@ -92,6 +92,8 @@ class Network:
     async def _open(self) -> None:
         if self._is_open:
             return
+        if netns.is_broken(self.gateway_netns):
+            await run(["ip", "netns", "delete", self.gateway_netns])
         if netns.exists(self.gateway_netns):
             self._subnet = await self._marked_subnet() or self._subnet
         if self._subnet is None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from space.core.errors import RuntimeFailed
+from space.core.node import MachineHandle
 from space.host.process import spawn
 from space.testing.conformance.runtime import echo
 
@@ -97,6 +98,9 @@ async def test_a_server_killed_in_the_middle_of_a_start_leaves_what_a_sweep_remo
     host.cgroups.sweep(())
     await until(lambda: not host.leftovers())
     assert host.leftovers() == []
+    # As the node does: runsc may have taken the slot's addresses already when it was killed.
+    await host.network.release(spec.slot.index)
+    assert (await host.network.claim()).index == spec.slot.index
     machine = await host.runtime().start(spec)
     assert await echo(machine, spec) == b"hello"
     await machine.stop()
@@ -144,6 +148,23 @@ async def test_a_machine_outlives_the_server_and_is_recovered(make_host: Callabl
         await again.wait()
     await machine.stop()
     assert host.leftovers() == []
+
+
+async def test_after_a_reboot_no_stranger_is_taken_for_a_machine(make_host: Callable[..., Any]) -> None:
+    host = make_host("echo")
+    spec = await host.spec()
+    stranger = spawn(["/bin/sleep", "60"])
+    assert stranger.start_time is not None
+    handle = MachineHandle(
+        runtime="gvisor",
+        machine_id=spec.machine_id,
+        pid=stranger.pid,
+        pid_start_time=stranger.start_time,
+        details={"boot_id": "00000000-0000-4000-8000-000000000000"},
+    )
+    assert await host.runtime().recover(handle, spec) is None
+    assert stranger.returncode is None
+    await stranger.stop(grace=0)
 
 
 async def test_two_instances_side_by_side_do_not_touch_each_other(make_host: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ import structlog
 from space.core.errors import RuntimeFailed
 from space.core.node import Capabilities, MachineHandle, MachineSpec
 from space.host.cgroup import Cgroups
-from space.host.daemon import start_time_of
+from space.host.daemon import boot_id, start_time_of
 from space.host.failpoint import failpoint
 from space.host.instance import Instance
 from space.host.process import ProcessFailed, process_is
@@ -152,13 +152,18 @@ class GVisor:
             machine_id=spec.machine_id,
             pid=pid,
             pid_start_time=start_time,
-            details={"gofer_pid": gofer, "gofer_start_time": start_time_of(gofer), "cgroup": spec.slot.cgroup},
+            details={
+                "gofer_pid": gofer,
+                "gofer_start_time": start_time_of(gofer),
+                "cgroup": spec.slot.cgroup,
+                "boot_id": boot_id(),
+            },
         )
 
     def _remove_half_built(self, spec: MachineSpec) -> None:
         for process in found.processes(self._runsc.root):
             if process.machine_id == spec.machine_id:
-                _kill(process.pid)
+                _kill(process)
         self._cgroups.remove(spec.slot.cgroup)
         remove_files(self._runsc, spec.machine_id, spec.state_dir)
 
@@ -166,7 +171,8 @@ class GVisor:
         known = self._machines.get(handle.machine_id)
         if known is not None:
             return None if known.has_ended else known
-        if not process_is(handle.pid, handle.pid_start_time):
+        is_of_this_boot = handle.details.get("boot_id") in (None, boot_id())
+        if not is_of_this_boot or not process_is(handle.pid, handle.pid_start_time):
             return None
         machine = GVisorMachine(handle, spec, runsc=self._runsc, cgroups=self._cgroups)
         self._remember(machine)
@@ -183,7 +189,7 @@ class GVisor:
             if machine_id is None or machine_id in keep or machine_id in self._starting:
                 continue
             gone.add(machine_id)
-            _kill(process.pid)
+            _kill(process)
             if process.cgroup and process.cgroup.startswith(f"{self._cgroups.instance.cgroup}/"):
                 cgroups.add(process.cgroup)
         for path in cgroups:
@@ -222,9 +228,15 @@ def _id_of(name: str) -> str | None:
     return None
 
 
-def _kill(pid: int) -> None:
+def _kill(process: found.Found) -> None:
+    """Kill a process that was found; if it has ended meanwhile, not the one that now has its pid."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            if process_is(process.pid, process.start_time):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
 
 
 def _tail(spec: MachineSpec) -> str:
