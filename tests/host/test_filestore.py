@@ -101,6 +101,24 @@ async def test_a_template_that_was_half_made_is_made_anew(stores: FileStores) ->
 
 
 @pytest.mark.root
+async def test_of_many_sizes_only_the_images_used_last_are_kept(
+    stores: FileStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filestore, "KEPT_TEMPLATES", 2)
+    for disk_mib in (64, 65, 64, 66):
+        await stores.create(1, disk_mib)
+    sizes = {path.name.split("-")[1] for path in stores.directory.glob("*.template")}
+    assert sizes == {str(disk_mib + filestore.spare_mib(disk_mib)) for disk_mib in (64, 66)}
+
+
+@pytest.mark.root
+async def test_a_size_that_the_host_cannot_hold_is_refused_and_leaves_nothing(stores: FileStores) -> None:
+    with pytest.raises(InsufficientStorage):
+        await stores.create(1, 1 << 42)
+    assert list(stores.directory.iterdir()) == []
+
+
+@pytest.mark.root
 async def test_a_full_host_is_told_before_anything_is_made(stores: FileStores, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filestore, "HEADROOM_MIB", 1 << 40)
     with pytest.raises(InsufficientStorage):

@@ -3,12 +3,11 @@
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from ipaddress import IPv4Network
 
 import pytest
 
-from space.core.errors import CapacityUnavailable
 from space.host import netns
 from space.host.instance import Instance
 from space.host.network import RANGES, Network, free_range, host_routes
@@ -165,10 +164,12 @@ def test_a_range_that_the_host_routes_is_not_chosen() -> None:
     assert free_range(instance, []) == first
     assert free_range(instance, [first]) != first
     assert free_range(instance, [IPv4Network("0.0.0.0/0")]) == first
-    with pytest.raises(CapacityUnavailable):
-        free_range(instance, RANGES)
-    with pytest.raises(CapacityUnavailable):
-        free_range(instance, [IPv4Network("10.0.0.0/8")])
+
+
+@pytest.mark.parametrize("routes", [RANGES, [IPv4Network("10.0.0.0/8")], [IPv4Network("0.0.0.0/1")]])
+def test_a_host_that_routes_every_range_gets_one_all_the_same(routes: Sequence[IPv4Network]) -> None:
+    instance = Instance("some")
+    assert free_range(instance, routes) == free_range(instance, [])
 
 
 @pytest.mark.root

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from space.core.errors import InsufficientStorage
 from space.host import linux, loop
-from space.host.process import run
+from space.host.process import ProcessFailed, run
 
 #: No journal (the content dies with the machine), no reserved blocks, inodes for the few files that a runtime makes:
 #: nearly all of it is left for the guest.
@@ -27,6 +27,8 @@ MOUNT_OPTIONS = "discard,errors=remount-ro"
 EXT4_IOC_SHUTDOWN, EXT4_GOING_FLAGS_NOLOGFLUSH = 0x8004587D, 2
 #: Kept free on the host's disk beyond what a new filestore may need at once.
 HEADROOM_MIB = 256
+#: Sizes of which an image is kept; callers choose sizes, so the directory would fill up with one of each.
+KEPT_TEMPLATES = 16
 
 
 class FileStores:
@@ -44,7 +46,7 @@ class FileStores:
         """Mount an empty filestore of `disk_mib` and return its path; one that is there is replaced.
 
         Raises:
-            InsufficientStorage: the host's disk is too full to begin with.
+            InsufficientStorage: the host's disk is too full to begin with, or too small for any file of this size.
         """
         self._open()
         free = os.statvfs(self.directory)
@@ -88,12 +90,28 @@ class FileStores:
         template = self.directory / f"ext4-{image_mib}-{kind:08x}.template"
         async with self._templates:
             if not template.exists():
-                unfinished = template.with_suffix(".new")
-                with unfinished.open("wb") as image:
-                    image.truncate(image_mib << 20)
-                await run([*MKFS, str(unfinished)])
-                unfinished.replace(template)
+                await self._make_template(template, image_mib)
+            os.utime(template)
+            kept = sorted(self.directory.glob("ext4-*.template"), key=lambda path: path.stat().st_mtime_ns)
+            for path in kept[:-KEPT_TEMPLATES]:
+                path.unlink()
         return template
+
+    async def _make_template(self, template: Path, image_mib: int) -> None:
+        unfinished = template.with_suffix(".new")
+        try:
+            with unfinished.open("wb") as image:
+                image.truncate(image_mib << 20)
+            await run([*MKFS, str(unfinished)])
+            unfinished.replace(template)
+        except OSError as error:
+            if error.errno not in (errno.EFBIG, errno.ENOSPC, errno.EINVAL):
+                raise
+            raise InsufficientStorage(f"the host's disk cannot hold a file of {image_mib} MiB") from error
+        except ProcessFailed as error:
+            raise InsufficientStorage(f"a file system of {image_mib} MiB could not be made: {error.message}") from error
+        finally:
+            unfinished.unlink(missing_ok=True)
 
     def _mount(self, template: Path, target: Path) -> None:
         _unmount(target)

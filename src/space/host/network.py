@@ -262,10 +262,14 @@ async def host_routes() -> list[IPv4Network]:
 
 
 def free_range(instance: Instance, routes: Collection[IPv4Network]) -> IPv4Network:
-    """Choose a range that no route of the host touches; the same instance asks for the same one first."""
+    """Choose a range that no route of the host touches; the same instance asks for the same one first.
+
+    A host that routes all of 10.0.0.0/8, as in many companies and VPNs, leaves none: then it is the first one all the
+    same, which costs nothing but that guests cannot reach that range of the host's, as our namespaces come first.
+    """
     start = int.from_bytes(hashlib.sha256(instance.id.encode()).digest()[:2], "big")
     for offset in range(len(RANGES)):
         candidate = RANGES[(start + offset) % len(RANGES)]
         if not any(candidate.overlaps(route) for route in routes if route.prefixlen > 0):
             return candidate
-    raise CapacityUnavailable("every private range 10.64.0.0/16 to 10.127.0.0/16 is routed on this host")
+    return RANGES[start % len(RANGES)]
