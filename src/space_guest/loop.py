@@ -38,7 +38,7 @@ class Loop:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._watched: dict[int, Callable[[int], None]] = {}
+        self._watched: dict[int, tuple[int, Callable[[int], None]]] = {}
         self._timers: list[Timer] = []
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_reader, self._wake_writer = os.pipe()
@@ -54,11 +54,12 @@ class Loop:
 
     def watch(self, fd: int, events: int, call: Callable[[int], None]) -> None:
         """Call `call(events)` whenever `fd` is ready; replaces an earlier watch of it."""
-        if fd in self._watched:
-            self._epoll.modify(fd, events)
-        else:
+        known = self._watched.get(fd)
+        if known is None:
             self._epoll.register(fd, events)
-        self._watched[fd] = call
+        elif known[0] != events:
+            self._epoll.modify(fd, events)
+        self._watched[fd] = events, call
 
     def unwatch(self, fd: int) -> None:
         """Forget `fd`, which must still be open; harmless if it is not watched."""
@@ -69,6 +70,10 @@ class Loop:
         timer = Timer(time.monotonic() + seconds, call)
         heapq.heappush(self._timers, timer)
         return timer
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call` once the descriptors that are ready now have had their turn."""
+        self._calls.append(call)
 
     def call_threadsafe(self, call: Callable[[], None]) -> None:
         """Run `call` in the loop's thread soon."""
@@ -84,9 +89,9 @@ class Loop:
         self._running = True
         while self._running:
             for fd, events in self._epoll.poll(self._until_next_timer()):
-                call = self._watched.get(fd)
-                if call is not None:
-                    self._run(call, events)
+                watched = self._watched.get(fd)
+                if watched is not None:
+                    self._run(watched[1], events)
             self._run_due()
             while self._calls:
                 self._run(self._calls.popleft())

@@ -155,6 +155,7 @@ class RunningProcess:
         self._reason: str | None = None
         self._signalled: set[int] = set()
         self._deadline: Timer | None = None
+        self._patience: Timer | None = None
         self._is_patient = True
 
     def start(self, user: User) -> None:
@@ -238,7 +239,7 @@ class RunningProcess:
         for reader in list(self._readers.values()):
             reader.expect_rest()
         if self._readers:
-            self._loop.call_later(GRACE_SECONDS, self._lose_patience)
+            self._patience = self._loop.call_later(GRACE_SECONDS, self._lose_patience)
         self._advance()
 
     def _lose_patience(self) -> None:
@@ -256,6 +257,8 @@ class RunningProcess:
             reader.discard()
         if PTY in self._readers:
             self._readers[PTY].close()
+        if self._patience is not None:
+            self._patience.cancel()  # or the agent would wake for nothing
         self.process.finish(self._ended())
 
     def _ended(self) -> Ended:

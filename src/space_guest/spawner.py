@@ -33,6 +33,8 @@ _INT = Struct("i")
 STARTED, FAILED, EXITED = 1, 2, 3
 NOT_FOUND, NOT_EXECUTABLE, BAD_DIRECTORY = 127, 126, 125  #: `value` of FAILED
 MAX_FDS = 64
+HOLD_MS = 10
+_scratch = memoryview(bytearray(262144))  #: a new buffer for each order would be mapped and unmapped each time
 #: all that can be named: for each of the others `posix_spawn` asks first, and a system call costs 10 µs under gVisor
 _SIGNALS = [number for number in range(1, 65) if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33)]
 
@@ -70,7 +72,7 @@ def _zygote(requests: socket.socket) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.umask(0o022)
     while True:
-        data, fds = _receive(requests, 65536, 1)
+        data, fds = _receive(requests, 1)
         if not data:
             return
         pid = os.fork()
@@ -81,15 +83,17 @@ def _zygote(requests: socket.socket) -> None:
             os.close(fd)
 
 
-def _receive(requests: socket.socket, size: int, count: int) -> tuple[bytes, list[int]]:
+def _receive(requests: socket.socket, count: int) -> tuple[bytes, list[int]]:
     """Receive bytes and descriptors that children do not inherit; `socket.recv_fds` ignores its flags."""
-    data, ancillary, _, _ = requests.recvmsg(size, socket.CMSG_LEN(count * _INT.size), socket.MSG_CMSG_CLOEXEC)
+    size, ancillary, _, _ = requests.recvmsg_into(
+        [_scratch], socket.CMSG_LEN(count * _INT.size), socket.MSG_CMSG_CLOEXEC
+    )
     fds: list[int] = []
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             whole = content[: len(content) - len(content) % _INT.size]
             fds += [fd for (fd,) in _INT.iter_unpack(whole)]
-    return data, fds
+    return bytes(_scratch[:size]), fds
 
 
 def _become(identity: tuple[int, int, list[int], int], requests: socket.socket) -> None:
@@ -123,6 +127,7 @@ class Spawner:
         self._keys: dict[int, int] = {}
         self._buffer = bytearray()
         self._fds: list[int] = []
+        self._untold = b""
         _provide_stdin()
 
     def run(self) -> None:
@@ -135,17 +140,19 @@ class Spawner:
         poll.register(self._requests, select.POLLIN)
         poll.register(woken, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
+            ready = poll.poll(HOLD_MS if self._untold else None)
+            for fd, _ in ready:
                 if fd != woken:
                     if not self._receive():
                         return
                 else:
                     with contextlib.suppress(BlockingIOError):
                         os.read(woken, 4096)
-            self._reap()
+            if self._reap() or not ready:
+                self._flush()
 
     def _receive(self) -> bool:
-        data, fds = _receive(self._requests, 262144, MAX_FDS)
+        data, fds = _receive(self._requests, MAX_FDS)
         if not data:
             return False
         self._buffer += data
@@ -171,7 +178,10 @@ class Spawner:
             self._keys[event[2]] = key
         for fd in fds:  # before it is told: else a pipe that the process has closed still has a reader
             os.close(fd)
+        self._flush()  # of the order before
         self._tell(*event)
+        if event[0] == FAILED:
+            self._flush()
 
     def _start(self, argv: list[bytes], env: dict[bytes, bytes], cwd: list[bytes], fds: list[int], tty: bool) -> int:
         self._change_directory(cwd)
@@ -227,20 +237,34 @@ class Spawner:
             raise OSError(LENGTH.unpack(failure)[0], "exec")
         return pid
 
-    def _reap(self) -> None:
+    def _reap(self) -> bool:
+        """Collect what has ended; whether there was anything."""
+        has_any = False
         while self._keys:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                break
             if not pid:
-                return
+                break
             key = self._keys.pop(pid, None)
             if key is not None:
                 self._tell(EXITED, key, status, 0)
+                has_any = True
+        return has_any
 
     def _tell(self, what: int, key: int, value: int, error: int) -> None:
-        self._requests.sendall(EVENT.pack(what, key, value, error))
+        self._untold += EVENT.pack(what, key, value, error)
+
+    def _flush(self) -> None:
+        """Send what is to be told.
+
+        A start is held back for some milliseconds, because a short program ends within them: telling both at once
+        leaves the two of us, and everybody up to the client, asleep while it runs (`true`: 3 ms of 25 on two cores).
+        """
+        untold, self._untold = self._untold, b""
+        if untold:
+            self._requests.sendall(untold)
 
 
 def _provide_stdin() -> None:

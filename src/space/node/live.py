@@ -22,6 +22,7 @@ log = structlog.get_logger(__name__)
 
 _DRAIN_SECONDS = 2.0  #: for what the agent had sent when the machine ended
 _CLOSE_SECONDS = 2.0  #: for the ends of its commands; on a full disk they wait for room, which the burial makes
+_FORGET_SECONDS = 0.2  #: after the first of some processes has ended, until the agent is told to drop them
 
 
 class LiveMachine:
@@ -47,7 +48,10 @@ class LiveMachine:
         self.is_asked_to_end = False
         self._sessions = sessions
         self._settings = settings
+        self._clock = clock
         self._bury = bury
+        self._ended_processes: list[ProcessId] = []
+        self._has_ended_processes = asyncio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._transfers = anyio.Semaphore(settings.file_concurrency)
         self._requests = anyio.Semaphore(settings.file_concurrency)
@@ -80,6 +84,7 @@ class LiveMachine:
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._channel.run)
+            tasks.start_soon(self._forget_ended)
             exit = await self._exit()
             self._exited.set()
             await self._channel.drained(_DRAIN_SECONDS)
@@ -166,11 +171,22 @@ class LiveMachine:
 
     async def _deliver(self, event: Output | Exited) -> None:
         await self._sessions.deliver(self.ref, event)
-        if isinstance(event, Exited) and self._tasks is not None:
-            self._tasks.start_soon(self._forget, event.process_id)
+        if isinstance(event, Exited):
+            self._ended_processes.append(event.process_id)
+            self._has_ended_processes.set()
+
+    async def _forget_ended(self) -> None:
+        """Let the agent drop processes whose end is in their journal: in batches, out of the next command's way."""
+        while True:
+            await self._has_ended_processes.wait()
+            await self._clock.sleep(_FORGET_SECONDS)
+            self._has_ended_processes.clear()
+            ended, self._ended_processes = self._ended_processes, []
+            async with anyio.create_task_group() as tasks:
+                for process_id in ended:
+                    tasks.start_soon(self._forget, process_id)
 
     async def _forget(self, process_id: ProcessId) -> None:
-        """Let the agent drop a process whose end is in its journal."""
         try:
             await (await self.guest()).forget(process_id)
         except SpaceError as error:
