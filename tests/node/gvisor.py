@@ -22,6 +22,7 @@ from tests.node.harness import WallClock, order, shell  # noqa: E402
 
 from space.core.ids import NodeId  # noqa: E402
 from space.core.node import MachineOrder  # noqa: E402
+from space.core.ports import Templates  # noqa: E402
 from space.core.sandbox import Resources  # noqa: E402
 from space.host.cgroup import Cgroups  # noqa: E402
 from space.host.filestore import FileStores  # noqa: E402
@@ -39,14 +40,16 @@ AHEAD = 2
 
 
 @asynccontextmanager
-async def gvisor_node(directory: Path, instance_id: str, **changes: object) -> AsyncIterator[Node]:
+async def gvisor_node(
+    directory: Path, instance_id: str, *, templates: Templates | None = None, **changes: object
+) -> AsyncIterator[Node]:
     """Run a node; leaving takes the node away and leaves its machines alone."""
     instance = Instance(instance_id)
     node = Node(
         node_id=NodeId("nod" + "0" * 26),
         settings=NodeSettings(data_dir=directory / "data", agent_dir=directory / "agent", **changes),  # type: ignore[arg-type]
         runtimes={"gvisor": GVisor(instance)},
-        templates=TemplateStore(TEMPLATES),
+        templates=templates or TemplateStore(TEMPLATES),
         slots=Slots(
             networks=Network(instance),
             filestores=FileStores(directory / "filestores"),
