@@ -11,6 +11,7 @@ from tests.server.harness import Server, serving, sse_events
 from tests.server.test_error_shape import shape_of
 
 from space.config import ConcurrencyMode
+from space.server.v1 import sandboxes
 from space.testing.node import FakeNode
 
 pytestmark = pytest.mark.anyio
@@ -318,3 +319,13 @@ async def test_a_command_that_cannot_be_is_refused(
         shape_of(answer, 400, "invalid_request")
     run = {"sandbox": {"template": "base"}, "command": body}
     shape_of(await shared_client.post("/v1/run", json=run), 400, "invalid_request")
+
+
+async def test_what_callers_make_large_is_not_kept_encoded(server: Server, client: httpx.AsyncClient) -> None:
+    large = await server.sandbox(client, metadata={f"k{n}": "x" * 1024 for n in range(64)})
+    small = await server.sandbox(client)
+    for sandbox_id in (large, small):
+        assert (await client.get(f"/v1/sandboxes/{sandbox_id}")).json()["id"] == sandbox_id
+    kept = {sandbox_id for sandbox_id, _ in sandboxes.encoded._kept}
+    assert small in kept
+    assert large not in kept

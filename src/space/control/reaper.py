@@ -10,7 +10,7 @@ from space.control.operations import Worker
 from space.core.command import ProcessState
 from space.core.errors import NotFound, SpaceError, StaleVersion
 from space.core.event import AuditEntry
-from space.core.ids import OperationId, ProjectId, SandboxId, make_id
+from space.core.ids import OperationId, ProjectId, SandboxId, SessionId, make_id
 from space.core.lifecycle import Kind
 from space.core.operation import Operation
 from space.core.ports import Clock, NodeClient
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 PRINCIPAL = "system"  #: who the audit log says has deleted it
 _BATCH = 100  # rows a round; what is left over comes in the next
-_MAX_PROCESSES = 1000  # of one sandbox that are looked at for output
+_PROCESSES_AT_ONCE = 1000  # of one sandbox that are looked at for output
 
 
 class Reaper:
@@ -91,10 +91,16 @@ class Reaper:
 
     async def _printed_bytes(self, sandbox_id: SandboxId) -> int | None:
         """Count what the running processes have printed; None if nothing runs."""
-        page = await self._store.processes.list(
-            sandbox_id, ended_after=self._clock.now(), limit=_MAX_PROCESSES, cursor=None
-        )
-        running = [process.session_id for process in page.items if process.state is ProcessState.RUNNING]
+        running: list[SessionId] = []
+        cursor: str | None = None
+        while True:
+            page = await self._store.processes.list(
+                sandbox_id, ended_after=self._clock.now(), limit=_PROCESSES_AT_ONCE, cursor=cursor
+            )
+            running += [process.session_id for process in page.items if process.state is ProcessState.RUNNING]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
         statuses = [await self._node.session_status(session_id) for session_id in running]
         return sum(status.stdout_bytes + status.stderr_bytes for status in statuses if status) if running else None
 

@@ -133,7 +133,10 @@ class SandboxStore(Protocol):
     async def list(
         self, project_id: ProjectId, where: SandboxFilter, *, limit: int, cursor: str | None
     ) -> Page[Sandbox]:
-        """Page in the order of ids.  `InvalidRequest` for a cursor that this filter did not give out."""
+        """Page in the order of ids, fewer than `limit` if they are large.
+
+        Raises `InvalidRequest` for a cursor that this filter did not give out.
+        """
         ...
 
     async def update(
@@ -251,11 +254,11 @@ class ProcessStore(Protocol):
     async def list(
         self, sandbox_id: SandboxId, *, ended_after: datetime, limit: int, cursor: str | None
     ) -> Page[Process]:
-        """Page in the order of ids, without those that ended longer ago."""
+        """Page in the order of ids, without those that ended longer ago; fewer than `limit` if they are large."""
         ...
 
     async def unfinished(self, *, after: tuple[str, str] = ("", ""), limit: int) -> Sequence[Process]:
-        """Return what is created or running in any sandbox, after (sandbox id, process id)."""
+        """Return what is created or running in any sandbox, after (sandbox id, process id); some, if there are any."""
         ...
 
     async def request_start(self, session_id: SessionId, *, at: datetime) -> tuple[Process, int | None]:

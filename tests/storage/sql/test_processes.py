@@ -245,3 +245,25 @@ async def test_hot_queries_use_an_index(tmp_path: Path, query: str, index: str) 
         plan = " ".join(row[3] for row in rows)
         assert index in plan
         assert "SCAN" not in plan or "SCAN processes USING" in plan
+
+
+async def test_large_processes_come_in_smaller_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_PAGE_BYTES", 10_000)
+    async with a_store(tmp_path) as store:
+        sandbox_id = await a_sandbox(store)
+        made = [a_process(sandbox_id, spec=CommandSpec(argv=("x" * 4000,))) for _ in range(7)]
+        for process in made:
+            await store.processes.create(NewProcess(process=process, token=None, audit=entry()))
+        ids: list[str] = []
+        sizes: list[int] = []
+        cursor: str | None = None
+        while True:
+            page = await store.processes.list(sandbox_id, ended_after=START, limit=100, cursor=cursor)
+            ids += [process.id for process in page.items]
+            sizes.append(len(page.items))
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert ids == sorted(process.id for process in made)
+        assert sizes == [3, 3, 1]
+        assert len(await store.processes.unfinished(limit=100)) == 3

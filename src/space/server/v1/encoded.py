@@ -5,6 +5,7 @@ from space.server.answers import dumps
 from space.server.v1 import render
 
 MAX_KEPT = 16_384  # at some 900 bytes each
+MAX_BYTES = 4096  # of one: callers choose its metadata, and could fill the memory
 
 
 class Encoded:
@@ -17,7 +18,10 @@ class Encoded:
         key = (row.id, row.version)
         found = self._kept.get(key)
         if found is None:
+            found = dumps(render.sandbox(row))
+            if len(found) > MAX_BYTES:
+                return found
             if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()
-            found = self._kept[key] = dumps(render.sandbox(row))
+            self._kept[key] = found
         return found

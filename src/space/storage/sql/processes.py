@@ -22,6 +22,8 @@ _COLUMNS = (
     "id, session_id, sandbox_id, project_id, generation, spec, state, start_requested_at, os_pid, exit_code, signal,"
     " reason, stdout_bytes, stderr_bytes, created_at, started_at, exited_at"
 )
+_SPEC = 5  # its column
+_PAGE_BYTES = 8 << 20  # of specs in one page: each may have half a megabyte
 _INSERT = f"INSERT INTO processes ({_COLUMNS}) VALUES ({', '.join('?' * 17)})"  # noqa: S608 - constants only
 _BY_ID = f"SELECT {_COLUMNS} FROM processes WHERE id = ?"  # noqa: S608
 _BY_SESSION = f"SELECT {_COLUMNS} FROM processes WHERE session_id = ?"  # noqa: S608
@@ -74,10 +76,13 @@ class SqlProcesses:
         self, sandbox_id: SandboxId, *, ended_after: datetime, limit: int, cursor: str | None
     ) -> Page[Process]:
         parameters = (sandbox_id, after_id(cursor, "prc"), milliseconds(ended_after), limit + 1)
-        return page_of([_process(row) for row in self._reader.rows(_LIST, parameters)], limit)
+        rows, is_cut = self._reader.rows_within(_LIST, parameters, max_bytes=_PAGE_BYTES, column=_SPEC)
+        found = [_process(row) for row in rows]
+        return Page(items=found, next_cursor=found[-1].id) if is_cut else page_of(found, limit)
 
     async def unfinished(self, *, after: tuple[str, str] = ("", ""), limit: int) -> Sequence[Process]:
-        return [_process(row) for row in self._reader.rows(_UNFINISHED, (*after, limit))]
+        rows, _ = self._reader.rows_within(_UNFINISHED, (*after, limit), max_bytes=_PAGE_BYTES, column=_SPEC)
+        return [_process(row) for row in rows]
 
     async def request_start(self, session_id: SessionId, *, at: datetime) -> tuple[Process, int | None]:
         return await self._writer.run(lambda tx: _request_start(tx, session_id, milliseconds(at)))

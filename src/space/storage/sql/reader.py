@@ -45,6 +45,25 @@ class Reader:
         except sqlite3.Error as error:
             raise self._failure(error) from error
 
+    def rows_within(self, sql: str, parameters: Any, *, max_bytes: int, column: int) -> tuple[list[Any], bool]:
+        """Return rows until those of one text column make `max_bytes`, one at least; and whether there are more.
+
+        For rows whose size callers choose: a page of the largest would not fit into memory.
+        """
+        found: list[Any] = []
+        size = 0
+        try:
+            rows = self._connection.execute(sql, parameters)
+            for row in rows:
+                if size > max_bytes:
+                    rows.close()
+                    return found, True
+                found.append(row)
+                size += len(row[column])
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+        return found, False
+
     def data_version(self) -> int:
         """Return a number that changes whenever another connection has committed, whatever process it is of."""
         return int(self.row("PRAGMA data_version")[0])

@@ -21,7 +21,10 @@ from space.storage.sql.writer import Tx, Writer
 
 _VERSION = "SELECT version FROM sandboxes WHERE id = ?"
 _MANY = f"SELECT {sandbox_rows.COLUMNS} FROM sandboxes WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
-_CACHED = 20_000  # rows, about 1.5 KiB each
+_CACHED = 20_000  # rows, about 1.5 KiB each, without those whose creators gave them more than the next line says
+_CACHED_BYTES = 4096
+_PAGE_BYTES = 8 << 20  # of what creators chose, in the rows that one page reads
+_READ_AT_ONCE = 50
 _CACHED_PAGES = 256
 
 
@@ -32,7 +35,8 @@ class SqlSandboxes:
         self._writer = writer
         self._reader = reader
         self._cache: dict[str, Sandbox] = {}  # the newest version that was read; checked against the row each time
-        self._pages: dict[Any, tuple[int, Page[Sandbox]]] = {}  # of plain lists, each good until the next commit
+        self._pages: dict[Any, Page[Sandbox]] = {}  # of plain lists, good until the next commit
+        self._pages_of = -1  # the data version that they show
 
     async def create(self, creation: Creation) -> None:
         await self._writer.run(lambda tx: admission.create(tx, creation))
@@ -48,7 +52,7 @@ class SqlSandboxes:
         if cached is not None and cached.version == row[0]:
             return cached
         row = self._reader.row(sandbox_rows.SELECT, (sandbox_id,))
-        return self._remember(sandbox_rows.decode(row)) if row else None
+        return self._remember(row) if row else None
 
     async def list(
         self, project_id: ProjectId, where: SandboxFilter, *, limit: int, cursor: str | None
@@ -56,26 +60,41 @@ class SqlSandboxes:
         if where != PLAIN:
             return self._page(project_id, where, limit, cursor)
         key, data_version = (project_id, limit, cursor), self._reader.data_version()
+        if data_version != self._pages_of or len(self._pages) >= _CACHED_PAGES:
+            self._pages.clear()  # at once: pages of long ago would keep every version of their rows
+            self._pages_of = data_version
         known = self._pages.get(key)
-        if known is not None and known[0] == data_version:
-            return known[1]
-        page = self._page(project_id, where, limit, cursor)
-        if len(self._pages) >= _CACHED_PAGES:
-            self._pages.clear()
-        self._pages[key] = data_version, page
-        return page
+        if known is None:
+            known = self._pages[key] = self._page(project_id, where, limit, cursor)
+        return known
 
     def _page(self, project_id: ProjectId, where: SandboxFilter, limit: int, cursor: str | None) -> Page[Sandbox]:
         found = self._reader.rows(*sandbox_list.query(project_id, where, limit=limit + 1, cursor=cursor))
-        shown = found[:limit]
         cache = self._cache
-        missing = [row[0] for row in shown if (known := cache.get(row[0])) is None or known.version != row[1]]
-        if missing:
-            for row in self._reader.rows(_MANY, (json.dumps(missing),)):
-                self._remember(sandbox_rows.decode(row))
-        items = [cache[row[0]] for row in shown if row[0] in cache]
-        is_last = len(found) <= limit
-        return Page(items=items, next_cursor=None if is_last else sandbox_list.make_cursor(shown[-1][0], where))
+        rows: dict[str, Sandbox] = {}
+        missing: list[str] = []
+        for sandbox_id, version in found[:limit]:
+            known = cache.get(sandbox_id)
+            if known is not None and known.version == version:
+                rows[sandbox_id] = known
+            else:
+                missing.append(sandbox_id)
+        unread = self._read_into(rows, missing)
+        shown = [row[0] for row in found[: next((n for n, row in enumerate(found) if row[0] == unread), limit)]]
+        items = [rows[sandbox_id] for sandbox_id in shown if sandbox_id in rows]
+        is_last = len(shown) == len(found)
+        return Page(items=items, next_cursor=None if is_last else sandbox_list.make_cursor(shown[-1], where))
+
+    def _read_into(self, rows: dict[str, Sandbox], missing: Sequence[str]) -> str | None:
+        """Read rows until they are large; return the first that was left out."""
+        size = 0
+        for start in range(0, len(missing), _READ_AT_ONCE):
+            if size > _PAGE_BYTES:
+                return missing[start]
+            for row in self._reader.rows(_MANY, (json.dumps(missing[start : start + _READ_AT_ONCE]),)):
+                size += sandbox_rows.size_of(row)
+                rows[row[0]] = self._remember(row)
+        return None
 
     async def update(
         self,
@@ -126,7 +145,11 @@ class SqlSandboxes:
             self._cache.pop(sandbox_id, None)
         return len(gone)
 
-    def _remember(self, sandbox: Sandbox) -> Sandbox:
+    def _remember(self, row: Any) -> Sandbox:
+        sandbox = sandbox_rows.decode(row)
+        if sandbox_rows.size_of(row) > _CACHED_BYTES:
+            self._cache.pop(sandbox.id, None)
+            return sandbox
         while len(self._cache) >= _CACHED:
             self._cache.pop(next(iter(self._cache)))
         self._cache[sandbox.id] = sandbox
