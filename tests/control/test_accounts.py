@@ -129,7 +129,7 @@ async def test_attacker_cannot_tell_an_unknown_account_from_a_wrong_password(tmp
             assert passwords.compared == before + 1
             answers.add((refused.value.message, tuple(refused.value.details.items())))
         assert len(answers) == 1
-        entries = await parts.audited(action="createSession", outcome="refused")
+        entries = await parts.audited(action="createLoginSession", outcome="refused")
         assert len(entries) == 7
         assert all(entry.principal == "anonymous" and "nobody" not in repr(entry) for entry in entries)
 

@@ -7,6 +7,7 @@ from tests.server.harness import Server
 from tests.server.test_error_shape import shape_of
 
 from space.core.account import Scope
+from space.server import refusals
 
 pytestmark = pytest.mark.anyio
 
@@ -126,3 +127,24 @@ async def test_attempts_without_a_token_are_audited_but_cannot_fill_the_log(serv
         entries = (await client.get("/v1/audit", params={"principal": "anonymous"})).json()["items"]
     assert len(entries) == 60
     assert {entry["outcome"] for entry in entries} == {"unauthorized"}
+
+
+async def test_refusals_of_one_token_are_audited_but_cannot_fill_the_log(
+    server: Server, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "PRINCIPAL_A_MINUTE", 5)
+    async with server.client(await server.token("sandboxes:read")) as reader:
+        for _ in range(9):
+            assert (await reader.post("/v1/sandboxes", json={"template": "base"})).status_code == 403
+    refused = (await client.get("/v1/audit", params={"outcome": "forbidden"})).json()["items"]
+    assert len(refused) == 5
+    await client.post("/v1/sandboxes", json={"template": "nosuch"})  # others are not affected
+    assert (await client.get("/v1/audit", params={"outcome": "not_found"})).json()["items"]
+
+
+async def test_a_failed_login_is_audited_once(server: Server, client: httpx.AsyncClient) -> None:
+    body = {"email": server.admin_email, "password": "not the password"}
+    async with server.client("") as nobody:
+        shape_of(await nobody.post("/auth/v1/sessions", json=body), 401, "unauthorized")
+    (entry,) = (await client.get("/v1/audit", params={"action": "createLoginSession"})).json()["items"]
+    assert (entry["outcome"], entry["target"][:3]) == ("unauthorized", "usr")

@@ -9,13 +9,16 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from tests.server.calls import CallOf, api_calls, named
 from tests.server.harness import Server, listening
 
 from space.app.listener import listen
 from space.core.errors import SpaceError, Unavailable
 from space.server import protocol
+from space.server.answers import Stream
 from space.server.api import create_api
+from space.server.edge import Edge
 from space.server.errors import STATUS
 
 pytestmark = pytest.mark.anyio
@@ -242,6 +245,22 @@ async def test_a_crash_tells_the_caller_nothing_but_where_to_look(shared: Server
         error = shape_of(answer, 500, "internal")
         assert "secret" not in answer.text
         assert error["details"] == {}
+
+
+async def test_a_stream_whose_source_fails_is_broken_off_and_is_no_crash_of_ours() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one"
+        raise Unavailable("the sandbox does not answer")
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        await Stream(pieces(), media_type="text/plain")(scope, receive, send)
+
+    with capture_logs() as logged:
+        async with listening(Edge(inner, state={}, server="test")) as url, httpx.AsyncClient(base_url=url) as client:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.get("/")
+    assert [entry["event"] for entry in logged] == ["answer.broken_off", "request.served"]
+    assert logged[0]["error"] == "service_unavailable"
 
 
 async def test_a_server_that_is_not_ready_says_which_part(shared: Server) -> None:

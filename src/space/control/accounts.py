@@ -282,7 +282,7 @@ def _of_login(
     return AuditEntry(
         project_id=None if user is None else user.project_id,
         principal="anonymous" if user is None or token is None else user.id,
-        action="createSession",
+        action="createLoginSession",
         target=None if user is None else user.id,
         outcome="ok" if token is not None else Unauthenticated.code,
         request_id=request_id,

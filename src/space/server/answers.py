@@ -62,12 +62,15 @@ class Stream(Response):
             if scope["method"] == "HEAD":
                 await send({"type": "http.response.body", "body": b""})
                 return
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
-                async for piece in self._source:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-                tasks.cancel_scope.cancel()
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_cancel_when_gone, receive, tasks.cancel_scope)
+                    async for piece in self._source:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": b""})
+                    tasks.cancel_scope.cancel()
+            except ExceptionGroup as group:  # what the source raised, in the task group's wrapping
+                raise group.exceptions[0] from group.exceptions[0].__cause__
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from space.core.account import Scope as Right
-from space.core.errors import SpaceError
+from space.core.errors import SpaceError, Unauthenticated
 from space.server.bearer import bearer
 from space.server.binding import Binding, Handler, read_body
 from space.server.documentation import Document
@@ -71,7 +71,10 @@ class Endpoint(APIRoute):
                 async with CutWhenRevoked(request.services.tokens, principal.token_id):
                     await (await self._answer(request, values))(scope, receive, send)
         except SpaceError as error:
-            if self._is_change:
+            knows = self.rule.is_public and isinstance(
+                error, Unauthenticated
+            )  # a login: the control plane wrote it down
+            if self._is_change and not knows:
                 await scope[REFUSALS].record(request, error, values)
             raise
 
