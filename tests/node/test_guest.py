@@ -371,6 +371,15 @@ def test_no_sequence_of_frames_does_more_than_end_the_connection(frames):
     asyncio.run(scenario())
 
 
+async def test_measurements_have_plain_names_and_possible_values():
+    async with lying() as (liar, guest, _):
+        said = '{"pids":3,"cpu_seconds":0.5,"\\ud800":1,"\\u001b[2J":1,"A b":1,"%s":1,"neg":-1,"inf":1e999,"on":true}'
+        payload = (said % ("x" * 65)).encode()
+        answering = asyncio.create_task(liar.answer(encode(Kind.REPLY, 1, payload)))
+        assert await guest.stats() == {"pids": 3.0, "cpu_seconds": 0.5}
+        await answering
+
+
 def test_errors_of_an_agent_are_typed_and_their_words_harmless():
     error = guest_error({"code": "not_found", "errno": 2, "message": "\x1b[31mlies"}, "/a/b")
     assert (type(error).__name__, str(error)) == ("NotFound", "/a/b: no such file or directory")

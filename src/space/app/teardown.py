@@ -5,6 +5,7 @@ What lasts, the data directory, stays: its sandboxes are shown as failed when a 
 
 import shutil
 
+from space.app.claim import claimed
 from space.app.compose import runtimes_of
 from space.config import Settings
 from space.host.cgroup import Cgroups
@@ -20,10 +21,11 @@ async def tear_down(settings: Settings) -> int:
     if not instance_file.exists():
         return 0
     instance = Instance(instance_file.read_text().strip())
-    async with Reaper():
-        ended = [machine for runtime in runtimes_of(instance) for machine in await runtime.sweep(frozenset())]
-        await Network(instance).remove()
-        await FileStores(settings.data_dir / "filestores").aclose()
-        Cgroups(instance).sweep(())
-        shutil.rmtree(instance.run_dir, ignore_errors=True)
+    with claimed(instance, settings.data_dir):
+        async with Reaper():
+            ended = [machine for runtime in runtimes_of(instance) for machine in await runtime.sweep(frozenset())]
+            await Network(instance).remove()
+            await FileStores(settings.data_dir / "filestores").aclose()
+            Cgroups(instance).sweep(())
+            shutil.rmtree(instance.run_dir, ignore_errors=True)
     return len(ended)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import structlog
 
 from space.app import data_dir
+from space.app.claim import claimed
 from space.app.own_process import NAME, SOURCE_ROOT, first_password
 from space.app.server import Server, assemble
 from space.config import Settings
@@ -54,13 +55,16 @@ def _raise_descriptor_limit() -> None:
 async def _serve(settings: Settings, instance: Instance) -> None:
     store = open_store(settings.data_dir / "space.db")  # first: it holds the lock on the data directory
     try:
-        async with Reaper():
-            server = await assemble(settings, instance, store)
-            stopping = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, stopping.set)
-            await server.run(lambda: _announce_start(settings, server), stopping)
+        # Of one that was killed: its pid may be a stranger's by now, and no `kill $(cat …)` is to meet it.
+        remove_process_file(settings.data_dir / "run", NAME)
+        with claimed(instance, settings.data_dir):
+            async with Reaper():
+                server = await assemble(settings, instance, store)
+                stopping = asyncio.Event()
+                loop = asyncio.get_running_loop()
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    loop.add_signal_handler(number, stopping.set)
+                await server.run(lambda: _announce_start(settings, server), stopping)
     finally:
         remove_process_file(settings.data_dir / "run", NAME)
         await store.aclose()

@@ -1,6 +1,7 @@
 """The node's end of the channel to one guest agent: what the rest of the node uses."""
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from space_guest.protocol import ProtocolError
 __all__ = ["Deliver", "Exited", "Guest", "Output", "ProcessStatus", "SpawnFailed"]
 
 START_SECONDS = 90.0
+_MEASURE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class Guest(GuestFiles):
@@ -57,9 +59,9 @@ class Guest(GuestFiles):
         """Return what the guest's kernel says of its use: `cpu_seconds`, `memory_bytes`, `disk_bytes`, `pids` …"""
         found = await self._call("stats", {})
         return {
-            name[:64]: float(value)
+            name: float(value)
             for name, value in list(found.items())[:64]
-            if type(value) in (int, float) and 0 <= value < 2**63
+            if _MEASURE.fullmatch(name) and type(value) in (int, float) and 0 <= value < 2**63
         }
 
     async def set_clock(self, unix_seconds: float) -> None:

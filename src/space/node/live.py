@@ -81,15 +81,17 @@ class LiveMachine:
         await self._sessions.lost(self.ref, (await self._exit()).reason)
 
     async def _serve(self) -> Exit:
-        async with anyio.create_task_group() as tasks:
-            self._tasks = tasks
-            tasks.start_soon(self._channel.run)
-            tasks.start_soon(self._forget_ended)
-            exit = await self._exit()
-            self._exited.set()
-            await self._channel.drained(_DRAIN_SECONDS)
-            tasks.cancel_scope.cancel()
-        self._tasks = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._channel.run)
+                tasks.start_soon(self._forget_ended)
+                exit = await self._exit()
+                self._exited.set()
+                await self._channel.drained(_DRAIN_SECONDS)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._tasks = None
         return exit
 
     async def _exit(self) -> Exit:
@@ -148,7 +150,7 @@ class LiveMachine:
             failure: list[SpaceError] = []
             done = asyncio.Event()
             if self._tasks is None:
-                raise GuestUnreachable(f"the machine of {self.ref.sandbox_id} has ended")
+                raise GuestUnreachable(f"the machine of {self.ref.sandbox_id} has ended, or is being reconnected")
             self._tasks.start_soon(self._spawn, session, order, failure, done)
             with anyio.move_on_after(self._settings.guest_deadline):
                 await done.wait()
