@@ -118,3 +118,12 @@ async def test_projects_have_quotas_that_hold(server: Server, client: httpx.Asyn
         lifted = await client.patch(f"/v1/projects/{project['id']}", json={"quotas": {"max_sandboxes": None}})
         assert lifted.json()["quotas"]["max_sandboxes"] is None
         assert (await holder.post("/v1/sandboxes", json={"template": "base"})).status_code == 202
+
+
+@pytest.mark.parametrize("end", ["9999-12-31T23:59:59-12:00", "9999-12-31T24:00:00Z"])
+async def test_a_token_cannot_end_at_a_time_that_nobody_could_read_again(client: httpx.AsyncClient, end: str) -> None:
+    body = {"name": "x", "scopes": ["sandboxes:read"], "expires_at": end}
+    shape_of(await client.post("/auth/v1/tokens", json=body), 400, "invalid_request")
+    last = await client.post("/auth/v1/tokens", json={**body, "expires_at": "9999-12-31T23:59:59Z"})
+    assert last.status_code == 201, last.text
+    assert (await client.get("/auth/v1/tokens")).status_code == 200

@@ -1,9 +1,10 @@
 """Forms that every part of the API shares."""
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 Code = Literal[
     "invalid_request",
@@ -38,12 +39,19 @@ def _instant(value: Any) -> Any:
     return value
 
 
+def _in_utc(value: datetime) -> datetime:
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("a time that lies, in UTC, in the years 1 to 9999") from None
+
+
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d")
 
 WHOLE = BeforeValidator(_whole)
 """Marks an integer, behind its bounds: `1.0` is one, as JSON Schema has it."""
 
-Instant = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_instant)]
+Instant = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_instant), AfterValidator(_in_utc)]
 """A time with its offset; bare numbers are no times."""
 
 
