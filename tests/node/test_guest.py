@@ -300,6 +300,38 @@ async def test_an_upload_ends_as_soon_as_the_agent_refuses():
         await answering
 
 
+async def test_output_of_many_processes_at_once_fills_no_memory(monkeypatch):
+    monkeypatch.setattr("space.node.guest_connection.MAX_UNDELIVERED", 4 * OUTPUT_WINDOW)
+    async with lying() as (liar, guest, task):
+        liar.gate.clear()
+        starts = []
+        for number in range(1, 9):
+            order = guest.spawn(ProcessId(f"prc{number}"), CommandSpec(argv=("x",)), env={}, default_user="user")
+            starts.append(asyncio.create_task(order))
+        await asyncio.sleep(0)
+        answers = b"".join(encode_object(Kind.STARTED, number, STARTED) for number in range(1, 9))
+        await liar.answer(answers)
+        await asyncio.gather(*starts)
+        with contextlib.suppress(ConnectionError):
+            for number in range(1, 9):
+                for offset in range(0, OUTPUT_WINDOW, CHUNK):
+                    await liar.far.send(encode_output(number, STDOUT, offset, bytes(CHUNK)))
+        liar.gate.set()
+        with pytest.raises(GuestUnreachable, match="more output at once"):
+            await asyncio.wait_for(task, 10)
+
+
+async def test_output_that_was_written_down_counts_no_more(monkeypatch):
+    monkeypatch.setattr("space.node.guest_connection.MAX_UNDELIVERED", 2 * CHUNK)
+    async with lying() as (liar, guest, _):
+        await spawn(liar, guest, started())
+        for number in range(20):
+            await liar.far.send(encode_output(1, STDOUT, number * CHUNK, bytes(CHUNK)))
+            await asyncio.sleep(0.01)
+        assert sum(len(event.data) for event in liar.events if isinstance(event, Output)) == 20 * CHUNK
+        assert guest._undelivered == 0
+
+
 async def test_credit_from_an_agent_that_reads_nothing_fills_no_memory():
     async with lying() as (liar, guest, _):
         taken = 0

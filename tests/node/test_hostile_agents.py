@@ -1,13 +1,15 @@
 """An agent that lies: it can harm its own machine's commands only."""
 
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from tests.node.conftest import Ids
-from tests.node.harness import WallClock
+from tests.node.harness import WallClock, World, command, order
 
 from space.core.command import CommandSpec
+from space.core.errors import SpaceError
 from space.core.ids import ProcessId
 from space.core.node import MachineRef
 from space.core.ports import ProcessOrder
@@ -15,6 +17,10 @@ from space.node.guest import Exited, Output
 from space.node.journal.folder import JournalFolder
 from space.node.observations import Observations
 from space.node.sessions import Session, Sessions
+from space.testing.guest import FakeGuest
+from space.testing.runtime import FakeHost, FakeRuntime
+from space_guest.process import Process
+from space_guest.request import Refused
 
 pytestmark = pytest.mark.anyio
 
@@ -84,3 +90,25 @@ async def test_output_before_the_start_waits_for_it(sessions: Sessions, ids: Ids
         assert session.journal.written == (0, 0, 0)
         session.began.set()
     assert session.journal.written == (5, 0, 0)
+
+
+class Stubborn(FakeGuest):
+    """Refuses to start anything, each time with another code."""
+
+    def spawn(self, process_id: str, args: dict[str, Any]) -> Process:
+        raise Refused(str(args["argv"][0]))
+
+
+async def test_whatever_it_refuses_a_start_with_only_that_command_fails(world: World) -> None:
+    node = world.node()
+    node._runtimes["fake"] = FakeRuntime(FakeHost(Stubborn.answer))  # type: ignore[index]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(node.run)
+        machine = order()
+        await node.ensure(machine)
+        guest = await node._machines.get(machine.ref).guest()
+        for code in ("conflict", "not_found", "failed_precondition", "rate_limited", "forbidden", "nonsense"):
+            with anyio.fail_after(5), pytest.raises(SpaceError):
+                await node.start_process(machine.ref, command(code))
+        assert await node._machines.get(machine.ref).guest() is guest
+        tasks.cancel_scope.cancel()

@@ -138,6 +138,7 @@ class Guest(GuestFiles):
                 deliver=self._deliver,
                 send=self._send,
                 room=self._room,
+                hold=self._hold,
                 own=self._own,
             )
             try:

@@ -31,6 +31,9 @@ MAX_CHANNELS = 8192
 MAX_OUTGOING = 16 * 1024 * 1024  #: beyond it no request is begun
 HIGH_WATER = 4 * 1024 * 1024  #: beyond it bytes for files and stdin wait, whatever credit the agent gave
 MAX_UNREAD = 64 * 1024 * 1024  #: an agent that lets more pile up does not read, and is hung up on
+#: Output of all processes together that may wait to be written down.  An agent keeps 32 MiB, and beyond it 64 KiB of
+#: each stream; the windows of all its processes together would be gigabytes.
+MAX_UNDELIVERED = 192 * 1024 * 1024
 RECEIVE = 256 * 1024
 
 
@@ -61,6 +64,7 @@ class GuestConnection:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._is_unread = asyncio.Event()
+        self._undelivered = 0
         self._error: SpaceError | None = None
         self._group: asyncio.TaskGroup | None = None
         self._owned: set[asyncio.Task[None]] = set()
@@ -196,6 +200,12 @@ class GuestConnection:
         """Return once bytes may be queued that nobody needs at once, or the connection has ended."""
         while not self._has_room.is_set():  # whoever was woken first may have filled it again
             await self._has_room.wait()
+
+    def _hold(self, count: int) -> None:
+        """Count output that waits in memory; raises `ProtocolError` if it is too much."""
+        self._undelivered += count
+        if self._undelivered > MAX_UNDELIVERED:
+            raise ProtocolError("more output at once than an agent keeps")
 
     def _open(self, channel: Channel, op: str, args: Mapping[str, Any]) -> int:
         """Send a request on a new channel; raises `ValueError` if it is too large for a frame."""

@@ -83,6 +83,7 @@ class ProcessChannel:
         deliver: Deliver,
         send: Callable[[bytes], None],
         room: Callable[[], Awaitable[None]],
+        hold: Callable[[int], None],
         own: Callable[[Any], None],
     ) -> None:
         self.process_id = process_id
@@ -94,6 +95,7 @@ class ProcessChannel:
         self._deliver = deliver
         self._send = send
         self._room = room
+        self._hold = hold
         self._own = own
         self._pieces: deque[_Piece] = deque()
         self._exited: Exited | None = None
@@ -151,6 +153,7 @@ class ProcessChannel:
         self._received[number] += len(data)
         if self._received[number] - self._acknowledged[number] > OUTPUT_WINDOW:
             raise ProtocolError("more output than may be unacknowledged")
+        self._hold(len(data))
         self._append(number, offset, data)
         self._start_delivering()
 
@@ -201,6 +204,7 @@ class ProcessChannel:
             if not piece.data:
                 self._pieces.popleft()
             await self._deliver(Output(self.process_id, STREAM_NAMES[piece.number], offset, data))
+            self._hold(-len(data))
             self._acknowledged[piece.number] = offset + len(data)
             self._send(encode_ack(self.number, piece.number, offset + len(data)))
         self._is_delivering = False
