@@ -46,6 +46,10 @@ class Binding:
     def has_body(self) -> bool:
         return self._body is not None
 
+    @property
+    def query_fields(self) -> frozenset[str]:
+        return frozenset() if self._query is None else frozenset(self._query[1].model_fields)
+
     def _plan(self, name: str, parameter: inspect.Parameter) -> None:
         annotation = parameter.annotation
         if inspect.isclass(annotation) and issubclass(annotation, ApiRequest):
@@ -183,15 +187,19 @@ def invalid(error: ValidationError, where: str) -> InvalidRequest:
     """Say what is wrong with the first field, and name the others; values are never repeated."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     fields = [_field(problem["loc"], where) for problem in problems[:20]]
-    message = problems[0]["msg"][:MAX_SHOWN]
+    message = _message(problems[0]["msg"])
     return InvalidRequest(
         f"{fields[0]}: {message[:1].lower()}{message[1:]}",
         field=fields[0],
         problems=[
-            {"field": field, "message": problem["msg"][:MAX_SHOWN]}
+            {"field": field, "message": _message(problem["msg"])}
             for field, problem in zip(fields, problems, strict=False)
         ],
     )
+
+
+def _message(text: str) -> str:
+    return text.removeprefix("Value error, ")[:MAX_SHOWN]
 
 
 def _field(location: Sequence[str | int], where: str) -> str:

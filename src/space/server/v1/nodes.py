@@ -1,17 +1,19 @@
 """Nodes, as far as placement looks at them."""
 
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Query
 from starlette.responses import Response
 
 from space.core.account import Scope
+from space.core.errors import InvalidRequest
 from space.core.node import Capabilities, NodeFacts
 from space.server.answers import Json
 from space.server.documentation import Answer, Document
 from space.server.endpoint import Routes, Rule
 from space.server.request import ApiRequest
 from space.server.v1 import examples
-from space.server.v1.schemas.operators import NodePage
+from space.server.v1.schemas.operators import NodePage, PageQuery
 from space.server.v1.schemas.shared import NODE
 
 routes = Routes("nodes")
@@ -78,6 +80,8 @@ def _shown(facts: NodeFacts) -> dict[str, Any]:
         answers={200: Answer(description="All nodes.", model=NodePage, examples={"one": examples.page(ONE)})},
     ),
 )
-async def list_nodes(request: ApiRequest) -> Response:
-    """List the hosts of sandboxes."""
+async def list_nodes(request: ApiRequest, query: Annotated[PageQuery, Query()]) -> Response:
+    """List the hosts of sandboxes: this one, so there is no second page."""
+    if query.cursor is not None:
+        raise InvalidRequest("this cursor was not given out by this list", field="cursor")
     return Json({"items": [_shown(await request.services.node_facts())], "next_cursor": None})

@@ -3,11 +3,11 @@
 import re
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Path, Query
 from starlette.responses import Response
 
 from space.core.account import Scope
-from space.core.errors import NotFound, Unsupported
+from space.core.errors import InvalidRequest, NotFound, Unsupported
 from space.core.template import Template
 from space.server.answers import Json
 from space.server.binding import Matches
@@ -29,6 +29,7 @@ TemplatePath = Annotated[
     ),
     Matches(re.compile(REFERENCE)),
 ]
+TEMPLATE_CURSOR = re.compile(r"[a-z0-9][a-z0-9._-]*:[A-Za-z0-9_][A-Za-z0-9._-]*")
 BASE = {
     "name": "base",
     "tag": "latest",
@@ -66,9 +67,15 @@ def _shown(row: Template) -> dict[str, Any]:
         },
     ),
 )
-async def list_templates(request: ApiRequest) -> Response:
-    """List what sandboxes can be made from."""
-    return Json({"items": [_shown(row) for row in await request.services.templates.list()], "next_cursor": None})
+async def list_templates(request: ApiRequest, query: Annotated[forms.PageQuery, Query()]) -> Response:
+    """List what sandboxes can be made from, in the order of their names."""
+    rows = {f"{row.name}:{row.tag}": row for row in await request.services.templates.list()}
+    if query.cursor is not None and not TEMPLATE_CURSOR.fullmatch(query.cursor):
+        raise InvalidRequest("this cursor was not given out by this list", field="cursor")
+    names = sorted(name for name in rows if query.cursor is None or name > query.cursor)
+    shown = names[: query.limit]
+    cursor = shown[-1] if len(names) > len(shown) else None
+    return Json({"items": [_shown(rows[name]) for name in shown], "next_cursor": cursor})
 
 
 @routes.add(
