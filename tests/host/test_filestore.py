@@ -1,5 +1,6 @@
 """Filesystems of limited size: empty, exact, gone without a trace."""
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -98,6 +99,21 @@ async def test_a_template_that_was_half_made_is_made_anew(stores: FileStores) ->
     template.with_suffix(".new").write_bytes(b"half")
     await stores.create(2, 64)
     assert template.exists()
+
+
+@pytest.mark.root
+async def test_a_caller_that_leaves_while_it_is_made_leaves_no_mount_and_no_device(stores: FileStores) -> None:
+    await stores.create(1, 64)
+    await stores.remove(1)
+    for turns in range(4):
+        making = asyncio.create_task(stores.create(1, 64))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert not stores.path(1).exists()
+        assert devices(stores) == []
 
 
 @pytest.mark.root

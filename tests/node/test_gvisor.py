@@ -16,11 +16,15 @@ import anyio.to_thread
 import pytest
 from tests.node import gvisor
 from tests.node.gvisor import AHEAD, gvisor_node, gvisor_order, remove_instance
-from tests.node.harness import eventually, output, read, shell
+from tests.node.harness import eventually, observed, output, read, shell
 
 from space.core.errors import GuestUnreachable, NotFound
 from space.core.node import MachineRef
+from space.core.ports import MachineExited
+from space.host import linux
+from space.host.cgroup import Cgroups
 from space.host.instance import Instance
+from space.host.network import Network
 from space.runtimes.gvisor import found
 from space.templates.agent import build_agent_dir
 
@@ -120,6 +124,51 @@ async def test_a_killed_machine_ends_its_commands_with_a_reason_within_ten_secon
         assert records[-1].kind.name == "SANDBOX_LOST"
         with pytest.raises((NotFound, GuestUnreachable)):
             await node.start_process(machine.ref, shell("true"))
+
+
+async def reboot(directory: Path, instance_id: str) -> None:
+    """Take away what the host loses when it restarts: processes, all of /run, cgroups, mounts; directories stay."""
+    instance = Instance(instance_id)
+    for process in found.processes(instance.run_dir / "gvisor"):
+        os.kill(process.pid, signal.SIGKILL)
+    await anyio.to_thread.run_sync(Cgroups(instance).sweep, ())
+    for mount in linux.mounts_below(directory / "filestores"):
+        linux.umount(mount, linux.MNT_DETACH)
+    await Network(instance).remove()
+    shutil.rmtree(instance.run_dir)
+
+
+async def test_after_a_reboot_commands_are_lost_and_new_sandboxes_run(place: tuple[Path, str]) -> None:
+    machine, process = await gvisor_order(), shell("echo before; sleep 600")
+    async with gvisor_node(*place) as node:
+        await node.ensure(machine)
+        await node.start_process(machine.ref, process)
+        journal = node._journals.find(process.session_id)
+        assert journal is not None
+        await eventually(lambda: journal.written[0] == len("before\n"))
+    await reboot(*place)
+    async with gvisor_node(*place) as node:
+        assert await node.report() == {}
+        exits = [item for item in await observed(node, 2) if isinstance(item, MachineExited)]
+        assert [(item.ref, item.exit.reason) for item in exits] == [(machine.ref, "runtime_exited")]
+        records = await read(node, process.session_id)
+        assert output(records) == b"before\n"
+        assert records[-1].kind.name == "SANDBOX_LOST"
+        again = await gvisor_order()
+        await node.ensure(again)
+        later = shell("echo after")
+        await node.start_process(again.ref, later)
+        assert output(await read(node, later.session_id)) == b"after\n"
+        await node.remove(again.ref)
+        await eventually(lambda: len(node._slots._ready) == AHEAD)
+        counted = census(*place)
+    assert {name: counted[name] for name in ("sandboxes", "cgroups", "records", "runtime files")} == {
+        "sandboxes": 0,
+        "cgroups": 0,
+        "records": 0,
+        "runtime files": 0,
+    }
+    assert counted["mounts"] == counted["loops"] == AHEAD
 
 
 @pytest.mark.parametrize(

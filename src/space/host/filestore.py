@@ -54,8 +54,19 @@ class FileStores:
             raise InsufficientStorage(f"less than {HEADROOM_MIB} MiB are free for {self.directory}; free some space")
         template = await self._template(disk_mib)
         target = self.path(index)
-        await asyncio.to_thread(self._mount, template, target)
+        mounting = asyncio.ensure_future(asyncio.to_thread(self._mount, template, target))
+        try:
+            await asyncio.shield(mounting)
+        except asyncio.CancelledError:
+            # The thread goes on whatever becomes of its caller, and the number may be given to another meanwhile.
+            await asyncio.shield(self._unmount_after(mounting, target))
+            raise
         return target
+
+    async def _unmount_after(self, mounting: "asyncio.Future[None]", target: Path) -> None:
+        with contextlib.suppress(Exception):
+            await mounting
+        await asyncio.to_thread(_unmount, target)
 
     async def remove(self, index: int) -> None:
         """Unmount a filestore; all that was in it is gone.  Idempotent."""
