@@ -4,6 +4,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 from tests.node.conftest import Ids
 
@@ -65,6 +67,27 @@ async def test_what_was_put_aside_goes_when_journals_of_its_age_go(tmp_path: Pat
     os.utime(old, (1000, 1000))
     await folder(tmp_path).expire(2000)
     assert list(tmp_path.iterdir()) == [new]
+
+
+async def test_removing_many_leaves_others_their_turn(tmp_path: Path, ids: Ids) -> None:
+    journals = folder(tmp_path)
+    for _ in range(50):
+        await journals.create(ids.head()).append_event(RecordKind.PROCESS_EXITED, {})
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(count)
+        await anyio.lowlevel.checkpoint()
+        before = turns
+        assert len(await journals.expire(2**40)) == 50
+        assert turns - before >= 50
+        tasks.cancel_scope.cancel()
 
 
 def test_no_head_is_longer_than_a_torn_one_may_be(ids: Ids) -> None:

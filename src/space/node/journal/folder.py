@@ -3,8 +3,10 @@
 import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import anyio.lowlevel
 import anyio.to_thread
 import structlog
 
@@ -137,8 +139,12 @@ class JournalFolder:
 
     def _unchanged_since(self, when: float) -> list[SessionId]:
         """Return the sessions whose journal was last written to before `when` (seconds since 1970)."""
+        old = []
         with os.scandir(self._path) as entries:
-            old = [entry.name for entry in entries if entry.stat().st_mtime < when]
+            for entry in entries:
+                with suppress(FileNotFoundError):  # forgotten at this moment
+                    if entry.stat().st_mtime < when:
+                        old.append(entry.name)
         for name in old:
             if name.endswith(_DAMAGED):
                 (self._path / name).unlink(missing_ok=True)
@@ -152,4 +158,5 @@ class JournalFolder:
             if journal is not None and journal.is_final:
                 await self.forget(session_id)
                 expired.append(session_id)
+            await anyio.lowlevel.checkpoint()  # after a long absence of the node there are thousands
         return expired
