@@ -1,9 +1,9 @@
 import io
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
+from backports import tarfile
 
 from space.cli.sandbox.archive import packed, unpack
 

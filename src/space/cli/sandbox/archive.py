@@ -1,10 +1,11 @@
 """Directories as streams of tar, with no file in between and nothing held in memory."""
 
 import os
-import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+
+from backports import tarfile  # with extraction filters, which Python 3.11.2 lacks
 
 PIECE = 256 * 1024
 
@@ -38,7 +39,7 @@ def unpack(pieces: Iterator[bytes], directory: Path) -> None:
     The `data` filter refuses what would leave the directory, devices, and set-uid bits (PEP 706).
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=_Pieces(pieces), mode="r|", bufsize=PIECE) as archive:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=_Pieces(pieces), mode="r|", bufsize=PIECE) as archive:
         archive.extractall(directory, filter="data")
 
 
