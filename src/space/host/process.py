@@ -76,15 +76,19 @@ def in_thread(body: Callable[[], Result]) -> Result:
     return box[0]
 
 
-def hide_from_children(paths: Sequence[str]) -> None:
-    """Give the calling thread a mount namespace in which each of `paths` is an empty directory.
+def restrict_children(hidden: Sequence[str], read_only: Sequence[Path]) -> None:
+    """Give the calling thread a mount namespace: `hidden` are empty directories in it, `read_only` cannot be changed.
 
     Mounts and unmounts of the host still reach it ("slave"); none of its own ever reach the host.
     """
     linux.unshare(linux.CLONE_FS | linux.CLONE_NEWNS)
     linux.mount("", "/", flags=linux.MS_REC | linux.MS_SLAVE)
-    for path in paths:
+    for path in hidden:
         linux.mount("none", path, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, "size=4k")
+    for directory in read_only:
+        linux.mount(str(directory), directory, flags=linux.MS_BIND)
+        flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+        linux.mount("", directory, flags=flags)
 
 
 def popen(
@@ -99,11 +103,13 @@ def popen(
     cgroup_tasks: Sequence[Path] = (),
     pass_fds: Sequence[int] = (),
     hidden: Sequence[str] | None = None,
+    read_only: Sequence[Path] = (),
     new_session: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a program; blocks until it has been executed (about a millisecond).
 
-    `hidden` gives it a mount namespace of its own in which these directories are empty.  `cgroup_tasks` are `tasks`
+    `hidden` gives it a mount namespace of its own in which these directories are empty, `read_only` one in which those
+    cannot be changed.  `cgroup_tasks` are `tasks`
     files (v1) that the starting thread joins before the program exists.
     """
 
@@ -113,8 +119,8 @@ def popen(
         if netns is not None:
             with Path("/run/netns", netns).open() as namespace:
                 linux.setns(namespace.fileno(), linux.CLONE_NEWNET)
-        if hidden is not None:
-            hide_from_children(hidden)
+        if hidden is not None or read_only:
+            restrict_children(hidden or (), read_only)
         with owned.registering() as register:
             child = subprocess.Popen(
                 list(argv),
@@ -130,7 +136,8 @@ def popen(
             register(child.pid)
             return child
 
-    return in_thread(start) if netns is not None or hidden is not None or cgroup_tasks else start()
+    is_apart = netns is not None or hidden is not None or read_only or cgroup_tasks
+    return in_thread(start) if is_apart else start()
 
 
 async def pidfd_exited(descriptor: int) -> None:
@@ -224,6 +231,7 @@ def spawn(
     netns: str | None = None,
     pass_fds: Sequence[int] = (),
     hidden: Sequence[str] | None = None,
+    read_only: Sequence[Path] = (),
     new_session: bool = False,
 ) -> Process:
     """Start a program that this process owns; the caller awaits `wait` or `stop`.  See `popen` for the rest."""
@@ -237,6 +245,7 @@ def spawn(
         netns=netns,
         pass_fds=pass_fds,
         hidden=hidden,
+        read_only=read_only,
         new_session=new_session,
     )
     return Process(child, argv)
@@ -254,6 +263,7 @@ async def run(
     netns: str | None = None,
     pass_fds: Sequence[int] = (),
     hidden: Sequence[str] | None = None,
+    read_only: Sequence[Path] = (),
 ) -> Completed:
     """Run a program to its end and return what it wrote, of each stream at most `max_output` bytes.
 
@@ -274,6 +284,7 @@ async def run(
             netns=netns,
             pass_fds=pass_fds,
             hidden=hidden,
+            read_only=read_only,
         )
         try:
             await asyncio.wait_for(process.wait(), timeout)

@@ -156,6 +156,15 @@ async def test_guest_cannot_change_the_agents_files(guest: Any) -> None:
     assert list(guest.spec.agent_dir.iterdir()) == []
 
 
+async def test_what_guests_share_cannot_be_changed_even_by_one_that_broke_out_of_its_kernel(guest: Any) -> None:
+    gofer = guest.machine.handle.details["gofer_pid"]
+    lines = [line.split() for line in Path(f"/proc/{gofer}/mountinfo").read_text().splitlines()]
+    options = {fields[4]: fields[5].split(",") for fields in lines}
+    for shared in ("/", "/.space"):
+        assert "ro" in options[shared], shared
+    assert not any(str(guest.spec.agent_dir) in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
 async def test_guest_cannot_read_the_token_a_second_time(guest: Any) -> None:
     assert await guest.run("cat <&3; echo; cat <&3; cat /proc/1/fd/3") == guest.spec.token
 

@@ -60,13 +60,18 @@ class Runsc:
         filestore: Path | None = None,
         flags: Sequence[str] = (),
         pass_fds: Sequence[int] = (),
+        read_only: Sequence[Path] = (),
         timeout: float = 30,
     ) -> Completed:
-        """Run a command to its end; raises `ProcessFailed`."""
+        """Run a command to its end; raises `ProcessFailed`.
+
+        `read_only` are directories that it and what it starts cannot change: runsc itself mounts an `ro` bind writable
+        for its file server, and keeps only the guest from writing.
+        """
         if command[0] not in VERBS or (command[0] == "checkpoint" and command[: len(CHECKPOINT)] != CHECKPOINT):
             raise ValueError(f"runsc {command[0]} is not called from here; see the traps above")
         argv = self.argv(*command, log=log, filestore=filestore, flags=flags)
-        return await run(argv, env=ENV, timeout=timeout, pass_fds=pass_fds, hidden=HIDDEN)
+        return await run(argv, env=ENV, timeout=timeout, pass_fds=pass_fds, hidden=HIDDEN, read_only=read_only)
 
     def files_of(self, machine_id: str) -> Sequence[Path]:
         """Return runsc's own files of a machine: state, lock, control socket."""

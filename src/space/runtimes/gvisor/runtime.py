@@ -124,6 +124,7 @@ class GVisor:
                     log=spec.state_dir / "runsc.log",
                     filestore=spec.slot.filestore,
                     pass_fds=(token,),
+                    read_only=(spec.agent_dir,),
                     timeout=START_SECONDS,
                 )
             failpoint("gvisor.after_run")
