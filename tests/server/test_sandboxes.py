@@ -329,3 +329,14 @@ async def test_what_callers_make_large_is_not_kept_encoded(server: Server, clien
     kept = {sandbox_id for sandbox_id, _ in sandboxes.encoded._kept}
     assert small in kept
     assert large not in kept
+
+
+async def test_a_sandbox_without_a_machine_is_not_measured_and_is_not_missing(
+    server: Server, client: httpx.AsyncClient
+) -> None:
+    sandbox_id = await server.sandbox(client)
+    assert (await client.get(f"/v1/sandboxes/{sandbox_id}/metrics")).status_code == 200
+    operation = (await client.delete(f"/v1/sandboxes/{sandbox_id}")).json()["id"]
+    await client.get(f"/v1/operations/{operation}", params={"wait": 10})
+    refused = shape_of(await client.get(f"/v1/sandboxes/{sandbox_id}/metrics"), 409, "failed_precondition")
+    assert refused["details"]["current_state"] == "deleted"

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from space.core.account import Principal, Scope
 from space.core.errors import FailedPrecondition, GuestUnreachable, InvalidRequest
 from space.core.event import Event
+from space.core.lifecycle import require_running
 from space.server import sse
 from space.server.answers import Json, Stream
 from space.server.documentation import Answer, Document, header_parameter
@@ -141,6 +142,7 @@ async def get_sandbox_metrics(request: ApiRequest, sandbox_id: SandboxIdPath) ->
     """Show what a machine uses."""
     services = request.services
     row = await services.sandboxes.get(request.principal, sandbox_id)
+    require_running(row.state, held_by=(row.held_by, row.held_kind) if row.held_by and row.held_kind else None)
     usage = await services.metrics(row)
     return Json(
         {
