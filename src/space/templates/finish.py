@@ -18,6 +18,8 @@ _EMPTIED = (
     "var/lib/apt/lists",
     "var/tmp",
 )
+#: where machines mount what is not the template's; a runtime would make them in the tree, which has its digest by then
+_MOUNT_POINTS = (".space",)
 _WITHOUT_FILES = ("var/log",)  # the directories stay: apt and dpkg expect them
 _REMOVED = (
     "etc/apt/apt.conf.d/99mmdebstrap",  # the host's proxy, perhaps with a password
@@ -41,6 +43,9 @@ def finish_tree(rootfs: Path, *, sources: Iterable[apt.Source]) -> None:
     """Remove what tells of this host or differs by chance, and write what every sandbox finds."""
     for name in _EMPTIED:
         _empty(rootfs / name)
+    for name in _MOUNT_POINTS:
+        (rootfs / name).mkdir(exist_ok=True)
+        (rootfs / name).chmod(0o755)
     for name in _WITHOUT_FILES:
         for path in [path for path in (rootfs / name).rglob("*") if path.is_symlink() or not path.is_dir()]:
             path.unlink()

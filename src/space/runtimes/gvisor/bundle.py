@@ -17,7 +17,6 @@ from space.core.node import MachineSpec
 from space.host.netns import path_of
 
 AGENT_DIRECTORY = "/.space"
-TOKEN_PATH = "/run/space-token"
 HOSTNAME = "sandbox"
 CAPABILITIES = (
     "CAP_AUDIT_WRITE",
