@@ -172,7 +172,9 @@ async def test_after_a_reboot_commands_are_lost_and_new_sandboxes_run(place: tup
 
 
 @pytest.mark.parametrize(
-    ("deaths", "lives"), [(6, 70), pytest.param(100, 1000, marks=pytest.mark.soak)], ids=["bounded", "long"]
+    ("deaths", "lives"),
+    [(6, 70), pytest.param(100, 1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
+    ids=["bounded", "long"],
 )
 async def test_sandboxes_and_killed_nodes_leave_nothing_behind(
     place: tuple[Path, str], deaths: int, lives: int
