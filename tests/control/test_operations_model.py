@@ -235,5 +235,6 @@ class TestHistories(Histories.TestCase):  # type: ignore[misc, name-defined]  # 
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 class TestLongHistories(Histories.TestCase):  # type: ignore[misc, name-defined]
     settings = settings(HISTORY, max_examples=400, stateful_step_count=60)
