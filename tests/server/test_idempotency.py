@@ -144,7 +144,7 @@ async def test_a_repeated_exec_answers_with_the_same_output(whole: Server, whole
     body = {"shell": "echo $$; date +%N"}
     first = await whole_client.post(f"/v1/sandboxes/{sandbox_id}/exec", json=body, headers=KEY)
     again = await whole_client.post(f"/v1/sandboxes/{sandbox_id}/exec", json=body, headers=KEY)
-    assert again.json()["stdout"] == first.json()["stdout"]
+    assert again.json() == first.json()
     assert again.headers["idempotency-replayed"] == "true"
 
 
@@ -156,7 +156,7 @@ async def test_long_output_is_answered_again_without_being_stored_twice(
     first = await whole_client.post(f"/v1/sandboxes/{sandbox_id}/exec", json=body, headers=KEY)
     again = await whole_client.post(f"/v1/sandboxes/{sandbox_id}/exec", json=body, headers=KEY)
     assert again.headers["idempotency-replayed"] == "true"
-    assert again.json() | {"duration_ms": 0} == first.json() | {"duration_ms": 0}
+    assert again.json() == first.json()
     directory = whole.services.settings.data_dir
     assert not [path for path in directory.glob("space.db*") if b"marked-29999" in path.read_bytes()]
 

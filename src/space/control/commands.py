@@ -299,8 +299,11 @@ class Commands:
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded("the guest did not end the command at its deadline", id=process.id) from error
             raise
-        self._observed.note(ending.status(process, collector.written))
+        status = ending.status(process, collector.written)
+        self._observed.note(status)
         duration = self._clock.monotonic() - began
+        if status.exited_at is not None:  # the same whenever it is told
+            duration = max(0.0, (status.exited_at - process.created_at).total_seconds())
         return collector.result(ending, duration_ms=round(duration * 1000))
 
     async def _give_up(self, process: Process) -> None:

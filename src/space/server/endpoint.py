@@ -36,6 +36,7 @@ class Rule:
     is_stream: bool = False  #: its answer may never end: no HEAD
     keeps_body: bool = True  #: False: the answer holds a secret and is never stored; see `replay`
     replay: Replayer | None = None  #: makes the answer again from what the idempotency key is linked to
+    is_rebuilt: bool = False  #: a success is not stored for its key at all: `replay` makes the very same answer
     takes_key: bool = True  #: whether an `Idempotency-Key` is honoured, if it is a POST
     is_question: bool = False  #: a POST that changes nothing: its refusal is no matter for the audit log
 

@@ -96,6 +96,7 @@ class _Kept(Response):
         self._reference = reference
         self._response = response
         self._keeps_body = rule.keeps_body
+        self._is_rebuilt = rule.is_rebuilt
         self._can_be_made_again = rule.replay is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,6 +108,9 @@ class _Kept(Response):
 
     async def keep(self) -> None:
         response = self._response
+        if self._is_rebuilt and response.status_code < 300:
+            await self._store.abandon(self._reference)  # the link that the change made is all that is needed
+            return
         keeps_body = self._keeps_body and (
             not self._can_be_made_again or len(response.body) <= KEPT_ALTHOUGH_MADE_AGAIN
         )

@@ -98,7 +98,7 @@ async def _replay_exec(request: ApiRequest, linked: Linked, arguments: Mapping[s
 @routes.add(
     "POST",
     "/v1/sandboxes/{sandbox_id}/exec",
-    rule=Rule(right=Scope.COMMANDS_RUN, replay=_replay_exec),
+    rule=Rule(right=Scope.COMMANDS_RUN, replay=_replay_exec, is_rebuilt=True),
     document=Document(
         id="exec",
         summary="Run a program and answer with its output",
