@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ def templates_dir() -> Path:
     if not (TEMPLATES / "names/base/latest").exists():
         pytest.skip(f"no base template in {TEMPLATES}; ./test builds it")
     return TEMPLATES
+
+
+def pytest_configure() -> None:
+    """Undo what nohup or a shell's background job ignores: the programs under test inherit it."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
