@@ -25,9 +25,14 @@ def templates_dir() -> Path:
 
 def pytest_configure() -> None:
     """Undo what nohup or a shell's background job ignores: the programs under test inherit it."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    usual = {
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGQUIT: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    for number, handler in usual.items():
         if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
