@@ -274,8 +274,11 @@ def _provide_stdin() -> None:
     except OSError:  # a rootfs without /dev
         null, writer = os.pipe()
         os.close(writer)
-    os.dup2(null, 0)
-    os.close(null)
+    if null:
+        os.dup2(null, 0)
+        os.close(null)
+    else:  # it was closed
+        os.set_inheritable(0, True)
 
 
 class _Failed(Exception):

@@ -31,7 +31,7 @@ def census(instance: Instance) -> dict[str, int]:
         # The gateway's, and at most as many spare ones as are kept ready, on both levels: networks and whole slots.
         "surplus namespaces": max(0, len(list(Path("/run/netns").glob(f"space-{tag}*"))) - 1 - 2 * SLOTS_AHEAD),
         "surplus links": max(0, len(links.splitlines()) - 2 - 2 * SLOTS_AHEAD),
-        "cgroups": sum(1 for _ in Path("/sys/fs/cgroup").glob(f"*/space-{tag}/m*")),
+        "cgroups": sum(1 for _ in Path("/sys/fs/cgroup").glob(f"*/space-{tag}/m[0-9]*")),
         "loops": sum(
             1
             for path in Path("/sys/block").glob("loop*/loop/backing_file")

@@ -20,7 +20,7 @@ from space.node.guest import Exited, Guest, Output
 SOURCE = Path(__file__).parents[2] / "src"
 TOKEN = "a token of this test only"
 START = (
-    f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from space_guest.agent import main; sys.exit(main(sys.argv[1:]))"
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from space_guest.agent import main; sys.exit(main(sys.argv[1:]))"
 )
 
 
@@ -54,12 +54,15 @@ class Agent:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
+        source = SOURCE
         if run_as is not None:
             os.chown(token, run_as, run_as)
+            source = folder / "source"  # the checkout may lie where only root reads
+            shutil.copytree(SOURCE / "space_guest", source / "space_guest")
         self.log = (folder / "log").open("wb")
         python = shutil.which("python3.11", path="/usr/bin") or sys.executable
         self.process = subprocess.Popen(
-            [python, "-I", "-S", "-B", "-X", "utf8", "-c", START, str(self.port), str(token), user],
+            [python, "-I", "-S", "-B", "-X", "utf8", "-c", START, str(source), str(self.port), str(token), user],
             stderr=self.log,
             cwd="/",
             user=run_as,
