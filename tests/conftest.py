@@ -1,4 +1,5 @@
-"""What every test may use.  Marks: `root` (root, runsc and the base template), `soak` (long forms)."""
+"""What every test may use.  Marks: `root` (root, runsc and the base template), `live`
+(starts processes or servers), `soak` (long forms)."""
 
 import os
 import shutil

@@ -19,6 +19,8 @@ from space.cli.bench.memory import ResidentMemory
 from space.cli.bench.report import Budget, Measurement, percentile, ratio
 from space.cli.failure import CommandError
 
+pytestmark = pytest.mark.live
+
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {"name", "runtime", "n", "p50_ms", "p95_ms", "p99_ms", "baseline", "baseline_p50_ms", "ratio", "machine"}
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.sdk.scripted_server import TOKEN, Cut, Script, ScriptedServer, error, frame, journal, serving
 
+pytestmark = pytest.mark.live
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -28,6 +28,8 @@ from space.storage.sql.store import open_store
 from space.testing.control_plane import ControlPlane, control_plane
 from space.testing.node import FakeNode
 
+pytestmark = pytest.mark.live
+
 KINDS = (Kind.CREATE, Kind.DELETE)
 BOUNDARIES = [
     f"{kind}.{name}"

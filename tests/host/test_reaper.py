@@ -15,7 +15,7 @@ from space.host.daemon import start_time_of
 from space.host.process import spawn
 from space.host.reaper import Reaper, collect, owned
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 #: Starts a program in a session of its own, prints its pid and leaves it behind.
 ORPHAN = """

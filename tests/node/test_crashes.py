@@ -17,7 +17,7 @@ from tests.node.harness import eventually, order, shell
 
 from space.core.errors import StaleGeneration
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 STARTING = (
     "record.after_directory",

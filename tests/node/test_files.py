@@ -10,7 +10,7 @@ from tests.node.harness import World, order
 from space.core.errors import FailedPrecondition, GuestUnreachable, NotFound, StaleGeneration
 from space.core.node import MachineRef
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 async def chunks(data: bytes, size: int = 50_000) -> AsyncIterator[bytes]:

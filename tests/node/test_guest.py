@@ -36,7 +36,7 @@ from space_guest.protocol import (
     encode_output,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 TOKEN = "the token of this machine"
 PRC = ProcessId("prc1")
 STARTED = {"os_pid": 7, "stdin_offset": 0, "stdin": True}

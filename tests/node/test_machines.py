@@ -12,7 +12,7 @@ from space.core.ports import MachineExited, SessionStatus
 from space.node.record import MachineRecord
 from space.testing.runtime import FakeMachine
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 def leftovers(world: World) -> list[str]:

@@ -12,7 +12,7 @@ from space.core.errors import Conflict, FailedPrecondition, GuestUnreachable, In
 from space.core.journal import JournalRecord, RecordKind
 from space.core.ports import SessionStatus
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 def exit_of(records: list[JournalRecord]) -> dict[str, object]:

@@ -26,6 +26,8 @@ from space.sdk import (
 )
 from space.sdk.errors import BY_CODE
 
+pytestmark = pytest.mark.live
+
 FAST = RetryPolicy(first_delay=0.01)
 
 

@@ -22,6 +22,8 @@ from space.sdk import (
     UnreachableError,
 )
 
+pytestmark = pytest.mark.live
+
 OUTPUTS = [("stderr" if n % 3 else "stdout", b"%d " % n * random.Random(n).randint(1, 200)) for n in range(200)]
 
 

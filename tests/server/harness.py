@@ -74,18 +74,19 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve an application on a free port."""
-    sock = listen("127.0.0.1:0", setting="SPACE_LISTEN")
-    listener = Listener(app, sock)
-    listener.config.timeout_graceful_shutdown = 1
-    task = asyncio.create_task(listener.serve_until_stopped())
+async def listening(*apps: ASGIApp) -> AsyncIterator[list[str]]:
+    """Serve each application on a free port of its own; they stop together, as stopping takes a listener a while."""
+    socks = [listen("127.0.0.1:0", setting="SPACE_LISTEN") for _ in apps]
+    listeners = [Listener(app, sock) for app, sock in zip(apps, socks, strict=True)]
+    tasks = [asyncio.create_task(listener.serve_until_stopped()) for listener in listeners]
     try:
-        yield url_of(sock)
+        yield [url_of(sock) for sock in socks]
     finally:
-        listener.stop()
-        await task
-        sock.close()
+        for listener in listeners:
+            listener.stop()
+        await asyncio.gather(*tasks)
+        for sock in socks:
+            sock.close()
 
 
 @contextlib.asynccontextmanager
@@ -110,10 +111,8 @@ async def serving(
         bootstrap = await control.accounts.bootstrap(cli_secret=None)
         await control.commands.reconcile()
         tasks = [asyncio.create_task(loop()) for loop in control.loops.values()]
-        async with (
-            listening(create_api(control.services)) as api_url,
-            listening(create_data_plane(control.services)) as data_url,
-        ):
+        apps = create_api(control.services), create_data_plane(control.services)
+        async with listening(*apps) as (api_url, data_url):
             urls["data"] = data_url
             assert bootstrap.cli_token is not None
             assert bootstrap.admin_password is not None

@@ -5,7 +5,7 @@ import pytest
 from tests.server.harness import Server
 from tests.server.test_error_shape import shape_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 async def login(server: Server, email: str, password: str) -> httpx.Response:

@@ -240,7 +240,7 @@ async def test_a_crash_tells_the_caller_nothing_but_where_to_look(shared: Server
 
     for failing in (crash, fail):
         services = replace(shared.services, node_facts=failing)
-        async with listening(create_api(services)) as url, httpx.AsyncClient(base_url=url) as client:
+        async with listening(create_api(services)) as (url,), httpx.AsyncClient(base_url=url) as client:
             answer = await client.get("/v1/nodes", headers={"Authorization": f"Bearer {shared.admin}"})
         error = shape_of(answer, 500, "internal")
         assert "secret" not in answer.text
@@ -256,7 +256,7 @@ async def test_a_stream_whose_source_fails_is_broken_off_and_is_no_crash_of_ours
         await Stream(pieces(), media_type="text/plain")(scope, receive, send)
 
     with capture_logs() as logged:
-        async with listening(Edge(inner, state={}, server="test")) as url, httpx.AsyncClient(base_url=url) as client:
+        async with listening(Edge(inner, state={}, server="test")) as (url,), httpx.AsyncClient(base_url=url) as client:
             with pytest.raises(httpx.RemoteProtocolError):
                 await client.get("/")
     assert [entry["event"] for entry in logged] == ["answer.broken_off", "request.served"]
@@ -268,7 +268,7 @@ async def test_a_server_that_is_not_ready_says_which_part(shared: Server) -> Non
         raise Unavailable("the disk is gone")
 
     services = replace(shared.services, checks={"store": fail})
-    async with listening(create_api(services)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with listening(create_api(services)) as (url,), httpx.AsyncClient(base_url=url) as client:
         error = shape_of(await client.get("/readyz"), 503, "service_unavailable")
         assert (await client.get("/healthz")).json() == {"status": "ok"}
     assert error["details"]["failing"] == ["store"]

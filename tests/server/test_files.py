@@ -13,7 +13,7 @@ import pytest
 from tests.server.harness import Server, sse_events, whole_server
 from tests.server.test_error_shape import shape_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from space.core.errors import CapacityUnavailable
 from space.server.api import create_api
 from space.testing.node import FakeNode
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 KEY = {"Idempotency-Key": "key-1"}
 BASE = {"template": "base"}
 
@@ -72,7 +72,7 @@ async def test_a_refusal_that_would_come_again_is_kept(client: httpx.AsyncClient
 
 async def test_a_retry_after_a_passing_failure_runs(server: Server, client: httpx.AsyncClient) -> None:
     failing = replace(server.services, sandboxes=_NoRoom())  # type: ignore[arg-type]
-    async with listening(create_api(failing)) as url:
+    async with listening(create_api(failing)) as (url,):
         answer = await client.post(f"{url}/v1/sandboxes", json=BASE, headers=KEY)
         shape_of(answer, 503, "capacity_unavailable")
     assert (await client.post("/v1/sandboxes", json=BASE, headers=KEY)).status_code == 202

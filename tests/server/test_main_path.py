@@ -6,7 +6,7 @@ import httpx
 import pytest
 from tests.server.harness import Server, sse_events
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 async def test_a_sandbox_is_created_runs_a_program_and_is_deleted(

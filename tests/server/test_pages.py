@@ -12,7 +12,7 @@ from tests.server.test_error_shape import shape_of
 from space.testing.node import FakeNode
 from space.testing.templates import BASE, FakeTemplates
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 def test_every_list_declares_them() -> None:

@@ -12,7 +12,7 @@ from tests.server.test_error_shape import shape_of
 from space.server import revocation
 from space.testing.node import FakeNode
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from space.config import ConcurrencyMode
 from space.server.v1 import sandboxes
 from space.testing.node import FakeNode
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from space.server.openapi import document
 from space.server.v1.schemas.shared import MAX_PATH_BYTES
 from space.testing.node import FakeNode
 
+pytestmark = pytest.mark.live
+
 schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
 CONFIG = SchemathesisConfig()
 CONFIG.projects.default.checks.positive_data_acceptance = PositiveDataAcceptanceConfig(

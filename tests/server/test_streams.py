@@ -17,7 +17,7 @@ from space.core.journal import RecordKind
 from space.server.dataplane import follow
 from space.testing.node import FakeNode
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 class Command:

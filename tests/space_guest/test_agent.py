@@ -13,7 +13,7 @@ from space.core.errors import PermissionDenied
 from space.node.guest import SpawnFailed
 from space_guest.launch import agent_argv, agent_env
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 HERE = Path(__file__).parent
 NOBODY = 65534
 

@@ -8,7 +8,7 @@ import pytest
 
 from space.core.errors import FailedPrecondition, InvalidRequest, NotFound
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 async def source(data: bytes, size: int = 50_000) -> AsyncIterator[bytes]:

@@ -14,7 +14,7 @@ from space.node.guest import Guest
 from space_guest.handshake import NodeHandshake
 from space_guest.protocol import HEADER, Kind, encode, encode_ack, encode_data, encode_object, encode_offset
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 TOKEN = "a token of this test only"
 
 

@@ -12,7 +12,7 @@ import pytest
 from space.core.errors import FailedPrecondition, InsufficientStorage, InvalidRequest, NotFound, PermissionDenied
 from space.core.file import FileType
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 SIZES = [0, 1, 4095, 18433, 131073, 1 << 20, (16 << 20) + 1]
 

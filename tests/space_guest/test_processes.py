@@ -9,7 +9,7 @@ from space.core.command import CommandSpec, Pty
 from space.core.errors import FailedPrecondition, InvalidRequest, NotFound
 from space.node.guest import SpawnFailed
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.live]
 
 
 async def test_output_of_both_streams_and_the_exit_code_arrive(session):
