@@ -88,13 +88,28 @@ class Loop:
         """Run until `stop`; an exception in a callback is reported on stderr and ends nothing else."""
         self._running = True
         while self._running:
-            for fd, events in self._epoll.poll(self._until_next_timer()):
+            ready = self._epoll.poll(self._until_next_timer())
+            if not all(fd in self._watched for fd, _ in ready):
+                self._renew()
+                continue
+            for fd, events in ready:
                 watched = self._watched.get(fd)
                 if watched is not None:
                     self._run(watched[1], events)
             self._run_due()
             while self._calls:
                 self._run(self._calls.popleft())
+
+    def _renew(self) -> None:
+        """Watch everything anew.
+
+        A gVisor kernel that was restored goes on reporting a socket that was connected before, even once it is
+        unregistered and closed: the loop would spin, and a new descriptor of that number could not be registered.
+        """
+        self._epoll.close()
+        self._epoll = select.epoll()
+        for fd, (events, _) in self._watched.items():
+            self._epoll.register(fd, events)
 
     def _run(self, call: Callable[..., None], *args: int) -> None:
         try:
