@@ -62,7 +62,8 @@ def lifecycle_table() -> str:
         if rule.joins:
             notes.append("a second request joins the first")
         if rule.starts_machine:
-            notes.append("raises the generation")
+            only = f" from {_states(rule.starts_machine)}" if rule.starts_machine != rule.start else ""
+            notes.append(f"raises the generation{only}")
         start = "any but deleted" if rule.start == frozenset(State) - {State.DELETED} else _states(rule.start)
         end, failed = rule.end or "stays", rule.on_error or "stays"
         rows.append(

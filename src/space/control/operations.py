@@ -35,6 +35,7 @@ from space.core.lifecycle import RULES, Kind
 from space.core.node import MachineRef
 from space.core.operation import Operation, Status
 from space.core.ports import Clock, NodeClient
+from space.core.sandbox import Sandbox
 from space.core.store import Lease, Outcome, Store
 from space.host.failpoint import failpoint
 
@@ -221,7 +222,7 @@ class Worker:
         if sandbox is None or sandbox.held_by != operation.id:
             raise StaleVersion(f"operation {operation.id} no longer holds its sandbox")
         if operation.attempt > _MAX_CLAIMS and operation.kind is not Kind.DELETE:
-            return await self._failed(operation, DeadlineExceeded("every server that drove this died of it"))
+            return await self._failed(operation, sandbox, DeadlineExceeded("every server that drove this died of it"))
         context = StepContext(sandbox=sandbox, operation=operation, node=self._node)
         steps = self._steps.get(operation.kind, ())
         for step in _remaining(steps, operation.step):
@@ -232,9 +233,9 @@ class Worker:
                     await step(context)
             except TimeoutError:
                 error = DeadlineExceeded(f"{name} took longer than {self._deadline:g} s", limit=self._deadline)
-                return await self._failed(driven.operation, error)
+                return await self._failed(driven.operation, sandbox, error)
             except Exception as error:
-                return await self._failed(driven.operation, error)
+                return await self._failed(driven.operation, sandbox, error)
             failpoint(f"{operation.kind}.after_{name}")
             if step is not steps[-1]:
                 driven.operation = await self._store.operations.finish_step(driven.operation, name, lease=self.lease())
@@ -244,7 +245,7 @@ class Worker:
         failpoint(f"{operation.kind}.finished")
         return finished.status
 
-    async def _failed(self, operation: Operation, error: Exception) -> str:
+    async def _failed(self, operation: Operation, sandbox: Sandbox, error: Exception) -> str:
         """Try again later, or end the operation: a delete is tried for ever, all others a few times."""
         described = _describe(error)
         log.warning("operation.step_failed", operation=operation.id, kind=operation.kind, error=repr(error))
@@ -254,7 +255,7 @@ class Worker:
                 operation, until=self._clock.now() + timedelta(seconds=seconds), error=described
             )
             return "postponed"
-        if RULES[operation.kind].starts_machine:
+        if sandbox.state in RULES[operation.kind].starts_machine:
             await self._clear_up(MachineRef(operation.sandbox_id, operation.generation))
         failpoint(f"{operation.kind}.before_failure")
         outcome = Outcome(status=Status.FAILED, at=self._clock.now(), error=described, reason=_reason(error))

@@ -14,7 +14,8 @@
     ├── IdempotencyConflict             idempotency_conflict
     ├── FailedPrecondition              failed_precondition
     │   ├── InvalidTransition           failed_precondition
-    │   └── StaleGeneration             failed_precondition
+    │   ├── StaleGeneration             failed_precondition
+    │   └── InUse                       failed_precondition
     ├── Unsupported                     unsupported
     ├── PayloadTooLarge                 payload_too_large
     ├── LimitExceeded                   rate_limited (retryable)
@@ -115,6 +116,10 @@ class FailedPrecondition(SpaceError):
 
 class InvalidTransition(FailedPrecondition):
     """The lifecycle does not allow this from the present state; `details.current_state` names it."""
+
+
+class InUse(FailedPrecondition):
+    """Somebody used the sandbox after it was thought to be idle."""
 
 
 class StaleGeneration(FailedPrecondition):

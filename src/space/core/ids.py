@@ -16,6 +16,8 @@ UserId = NewType("UserId", str)
 ProjectId = NewType("ProjectId", str)
 NodeId = NewType("NodeId", str)
 EventId = NewType("EventId", str)
+SnapshotId = NewType("SnapshotId", str)
+PooledId = NewType("PooledId", str)  #: `mch…`: a machine that was started before it had a sandbox
 
 PREFIXES = ("sbx", "ops", "ses", "prc", "tpl", "snp", "crd", "tok", "usr", "prj", "nod", "mch", "evt")
 ALPHABET = "0123456789abcdefghijklmnopqrstuv"

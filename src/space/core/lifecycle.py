@@ -62,7 +62,7 @@ class Rule:
     satisfied: frozenset[State] = frozenset()  #: already there
     preempts: bool = False  #: may cancel the operation that holds the sandbox
     joins: bool = True  #: a second request for the same goal joins the first
-    starts_machine: bool = False  #: raises the generation when it is admitted
+    starts_machine: frozenset[State] = frozenset()  #: admitted from one of these it raises the generation
 
 
 _S = State
@@ -73,7 +73,7 @@ RULES: dict[Kind, Rule] = {
         end=_S.RUNNING,
         on_error=_S.FAILED,
         joins=False,
-        starts_machine=True,
+        starts_machine=frozenset({_S.PENDING}),
     ),
     Kind.PAUSE: Rule(
         start=frozenset({_S.RUNNING}), during="pausing", end=_S.PAUSED, on_error=None, satisfied=frozenset({_S.PAUSED})
@@ -91,7 +91,7 @@ RULES: dict[Kind, Rule] = {
         end=_S.RUNNING,
         on_error=None,
         satisfied=frozenset({_S.RUNNING}),
-        starts_machine=True,
+        starts_machine=frozenset({_S.SUSPENDED}),
     ),
     Kind.FORK: Rule(
         start=frozenset({_S.RUNNING, _S.PAUSED, _S.SUSPENDED}), during=None, end=None, on_error=None, joins=False
@@ -103,7 +103,7 @@ RULES: dict[Kind, Rule] = {
         end=_S.RUNNING,
         on_error=None,
         satisfied=frozenset({_S.RUNNING}),
-        starts_machine=True,
+        starts_machine=frozenset({_S.FAILED}),
     ),
     Kind.DELETE: Rule(
         start=frozenset(State) - {_S.DELETED},

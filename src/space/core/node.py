@@ -7,6 +7,7 @@ from typing import Any
 
 from space.core.ids import NodeId, SandboxId
 from space.core.sandbox import Resources
+from space.core.snapshot import SnapshotRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class Capabilities:
     memory_snapshot: bool = False
     diff_snapshot: bool = False
     lazy_restore: bool = False
+    snapshot_format: str | None = None  #: a snapshot starts only where this is the same: runtime, version, flags
     reasons: Mapping[str, str] = field(
         default_factory=dict
     )  #: capability name, or "available" → why not, how to get it
@@ -47,6 +49,7 @@ class MachineOrder:
     template_digest: str
     resources: Resources
     env: Mapping[str, str] = field(default_factory=dict)  #: the sandbox's, below each command's own
+    restore: SnapshotRef | None = None  #: start from this moment, of this sandbox or of the one it was forked from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class MachineSpec:
     agent_port: int
     state_dir: Path  #: the runtime's own files for this machine; 0700, emptied by `stop`
     default_user: str = "root"  #: the template's; whom the agent runs commands as unless they say otherwise
+    hostname: str = "sandbox"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

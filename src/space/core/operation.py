@@ -1,12 +1,12 @@
 """An operation: a durable request to change a sandbox, driven until it ends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from space.core.ids import OperationId, ProjectId, SandboxId
+from space.core.ids import OperationId, ProjectId, SandboxId, SnapshotId
 from space.core.lifecycle import Kind
 
 
@@ -40,6 +40,10 @@ class Operation:
     status: Status
     step: str | None = None  #: the step that was finished last
     attempt: int = 0  #: how often it was claimed
+    snapshot_id: SnapshotId | None = None  #: that it makes, or that it starts from (wake, recover, create)
+    request: Mapping[str, Any] = field(default_factory=dict)  #: what was asked beyond the kind: `name`, `quiet_since` …
+    progress: Mapping[str, Any] = field(default_factory=dict)  #: what finished steps found, shown to callers
+    waits_for: OperationId | None = None  #: nobody may claim it before that one has ended: a child for its fork
     error: Mapping[str, Any] | None = None
     lease_owner: str | None = None
     lease_until: datetime | None = None

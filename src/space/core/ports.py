@@ -10,17 +10,20 @@ older than the highest that it has seen (`StaleGeneration`).  Implementations li
 fakes with the same conformance suites, in `space.testing`.
 """
 
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from space.core.command import CommandSpec, ProcessState, Pty
 from space.core.file import FileEvent, FileInfo
-from space.core.ids import ProcessId, SandboxId, SessionId
+from space.core.ids import PooledId, ProcessId, SandboxId, SessionId, SnapshotId
 from space.core.journal import JournalRecord, Trimmed
 from space.core.node import Capabilities, Exit, MachineHandle, MachineOrder, MachineRef, MachineSpec, NodeFacts
+from space.core.pool import PoolOrder
+from space.core.snapshot import SnapshotOrder, SnapshotPlan, SnapshotResult
 from space.core.template import Template
 
 
@@ -58,9 +61,23 @@ class Machine(Protocol):
     @property
     def handle(self) -> MachineHandle: ...
 
-    async def pause(self) -> None: ...
+    async def pause(self) -> None:
+        """Stop its vCPUs; memory and connections stay."""
+        ...
 
     async def resume(self) -> None: ...
+
+    async def snapshot(self, into: Path) -> None:
+        """Write a moment of it into the new directory `into`; it goes on as it was, paused or running.
+
+        What is written was verified.  Nobody may be connected to the agent: see `node/`.
+
+        Raises:
+            FailedPrecondition: something in the guest cannot be saved; `message` names it.
+            InsufficientStorage: there was no room.
+            RuntimeFailed: it cannot be saved.  In each case the machine goes on and `into` is gone.
+        """
+        ...
 
     async def stop(self, *, grace: float = 0) -> None:
         """End it and remove all that the runtime made for it; `grace` is in seconds.  The slot is not touched."""
@@ -89,10 +106,12 @@ class Runtime(Protocol):
         """Find by trying, in under a second, what works on this host.  Never raises."""
         ...
 
-    async def start(self, spec: MachineSpec) -> Machine:
+    async def start(self, spec: MachineSpec, *, snapshot: Path | None = None) -> Machine:
         """Start a machine whose first process is the guest agent; returns before the agent answers.
 
-        Starting an id that runs already returns that machine.
+        With `snapshot`, a directory that `Machine.snapshot` of the same format filled, it goes on from that moment in
+        the slot of `spec`, running; its agent still has the token and the hostname of then.  The directory is only
+        read, and may be removed once this has returned.  Starting an id that runs already returns that machine.
 
         Raises:
             RuntimeFailed: the runtime refused; nothing is left behind.
@@ -105,6 +124,47 @@ class Runtime(Protocol):
 
     async def sweep(self, keep: frozenset[str]) -> Sequence[str]:
         """Remove every machine of this instance, whole or half-built, whose id is not in `keep`; return their ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """What a store says of an object."""
+
+    key: str
+    size: int
+    modified_at: datetime
+
+
+class ObjectStore(Protocol):
+    """Where what lasts longer than a host is kept.  A failure that may pass is `Unavailable`."""
+
+    async def get(self, key: str) -> bytes:
+        """Return a whole object; raises `NotFound`."""
+        ...
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Write a whole object, atomically; it is durable on return.  Replaces one that is there."""
+        ...
+
+    async def head(self, key: str) -> ObjectInfo | None: ...
+
+    def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        """Yield the objects below `prefix`, which ends in a slash; no order is promised."""
+        ...
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; succeeds for those that are not there."""
+        ...
+
+
+class Sealer(Protocol):
+    """Closes secrets that are kept in the store.  `context` says whose it is; what is opened for another is refused."""
+
+    def seal(self, secret: bytes, *, context: str) -> bytes: ...
+
+    def open(self, sealed: bytes, *, context: str) -> bytes:
+        """Return the secret; raises `Unavailable` if this installation's key does not open it."""
         ...
 
 
@@ -185,8 +245,68 @@ class NodeClient(Protocol):
         """
         ...
 
+    async def pause(self, ref: MachineRef) -> None:
+        """Stop the machine's vCPUs.  Calls that need its agent wait, and fail after the guest's deadline."""
+        ...
+
+    async def resume(self, ref: MachineRef) -> None:
+        """Let it run again, after a pause or a checkpoint that froze it; returns once its agent answers."""
+        ...
+
+    async def checkpoint(self, ref: MachineRef, order: SnapshotOrder) -> SnapshotPlan:
+        """Write a moment of the machine to this node's disk.  A second call returns the plan of the first.
+
+        Raises:
+            InUse: the machine was used after `order.quiet_since`.
+            FailedPrecondition, InsufficientStorage, RuntimeFailed: see `Machine.snapshot`; the machine goes on.
+        """
+        ...
+
+    async def upload(self, order: SnapshotOrder) -> SnapshotResult:
+        """Bring a checkpoint into the object store: the chunks that it lacks, then the manifest.  Idempotent.
+
+        Raises:
+            NotFound: there is no such checkpoint on this node.
+            Unavailable: the object store fails; trying again goes on where it stopped.
+        """
+        ...
+
+    async def discard(self, snapshot_id: SnapshotId) -> None:
+        """Forget what this node's disk has of a snapshot that is not needed any more; what is in use stays for now."""
+        ...
+
+    async def release(self, ref: MachineRef) -> None:
+        """End the machine of a suspended sandbox.  Its sessions stay open: a later generation takes them over."""
+        ...
+
+    # Machines without a sandbox
+
+    async def park(self, order: PoolOrder) -> None:
+        """Start a machine and keep it; returns once its agent has answered.  Idempotent.  Raises as `ensure` does."""
+        ...
+
+    async def bind(self, pooled_id: PooledId, order: MachineOrder) -> None:
+        """Make a parked machine the one of a sandbox; returns once it has its identity.  Idempotent.
+
+        Raises:
+            NotFound: it is not parked here.
+            GuestUnreachable: its agent does not answer; it must be retired.
+        """
+        ...
+
+    async def retire(self, pooled_id: PooledId) -> None:
+        """End a machine that was not bound; succeeds if there is none, and leaves a bound one alone."""
+        ...
+
+    async def parked(self) -> Collection[PooledId]:
+        """Return the machines that are parked here, or on their way."""
+        ...
+
     async def remove(self, ref: MachineRef, *, grace: float = 0) -> None:
-        """End every machine of the sandbox up to this generation and keep a tombstone; succeeds if there is none."""
+        """End every machine of the sandbox up to this generation and keep a tombstone; succeeds if there is none.
+
+        Its sessions end with `sandbox_lost`, also those of a suspended sandbox.
+        """
         ...
 
     async def report(self) -> Mapping[SandboxId, int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from space.core.ids import NodeId, OperationId, ProjectId, SandboxId
+from space.core.ids import NodeId, OperationId, PooledId, ProjectId, SandboxId, SnapshotId
 from space.core.lifecycle import Kind, State, shown
 
 
@@ -71,7 +71,9 @@ class Sandbox:
     held_kind: Kind | None
     node_id: NodeId | None
     reason: str | None  #: why it failed or came down unasked
-    restorable: bool
+    restorable: bool  #: `snapshot_id` is a durable moment, for `recover`
+    snapshot_id: SnapshotId | None = None  #: the last durable moment: of the last suspend, snapshot or fork
+    pooled_id: PooledId | None = None  #: the warm machine that its create claimed
     created_by: str  #: principal
     created_at: datetime
     started_at: datetime | None

@@ -14,12 +14,25 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from space.core.account import IdempotencyRef, Project, Role, Token, User
 from space.core.command import Process, SessionToken
+from space.core.errors import SpaceError
 from space.core.event import AuditEntry, Event
-from space.core.ids import NodeId, OperationId, ProcessId, ProjectId, SandboxId, SessionId, TokenId
+from space.core.ids import (
+    NodeId,
+    OperationId,
+    PooledId,
+    ProcessId,
+    ProjectId,
+    SandboxId,
+    SessionId,
+    SnapshotId,
+    TokenId,
+)
 from space.core.lifecycle import Admission, Kind, State
 from space.core.operation import Operation, Status
+from space.core.pool import Pool, PooledMachine, PoolKey
 from space.core.ports import SessionStatus
 from space.core.sandbox import AutoLifecycle, Sandbox
+from space.core.snapshot import Published, Purpose, Snapshot
 
 T = TypeVar("T")
 
@@ -71,6 +84,7 @@ class Creation:
     idempotency: IdempotencyRef | None = None
     default_max_sandboxes: int | None = None  #: applies where the project itself sets none
     room: Room | None = None  #: of the sandbox's node; None: not checked
+    pool: PoolKey | None = None  #: claim a parked machine of this kind, if there is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +100,20 @@ class Change:
     audit: AuditEntry
     idempotency: IdempotencyRef | None = None
     overdue: str | None = None  #: only if it still is for this reason, one of `SandboxStore.overdue`
+    request: Mapping[str, Any] = field(default_factory=dict)  #: see `Operation.request`
+    snapshot: Snapshot | None = None  #: that the operation will make, if it starts; recorded as uploading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """A request to make children of a sandbox.
+
+    Each child is a `Creation` whose operation is queued and waits for the fork's.  From a suspended sandbox they
+    start from its own snapshot, else from `change.snapshot`.
+    """
+
+    change: Change
+    children: Sequence[Creation]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +127,14 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """What became of a fork: of each child its sandbox, or why there is none."""
+
+    changed: Changed
+    children: Sequence[Sandbox | SpaceError]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How an operation ended.  The resting state follows from `core.lifecycle.RULES`."""
 
@@ -106,13 +142,16 @@ class Outcome:
     at: datetime
     error: Mapping[str, Any] | None = None  #: `{"code", "message"}` of a failure
     reason: str | None = None  #: of the sandbox, if it ends up failed
+    published: Published | None = None  #: what its snapshot turned out to be: made ready in the same transaction
 
 
 class SandboxStore(Protocol):
     """The rows of sandboxes and the admission of changes to them."""
 
-    async def create(self, creation: Creation) -> None:
-        """Record sandbox, operation, event, audit entry and idempotency link together.
+    async def create(self, creation: Creation) -> Sandbox:
+        """Record sandbox, operation, event, audit entry and idempotency link together; claim a parked machine.
+
+        Returns the sandbox as recorded: `pooled_id` is the machine that was claimed.
 
         Raises:
             NotFound: there is no such project.
@@ -125,6 +164,13 @@ class SandboxStore(Protocol):
         """Admit by `core.lifecycle.admit`; a delete cancels the operation that holds the sandbox.
 
         Raises `NotFound`, what `admit` raises, and `StaleVersion` for what is no longer `overdue`.
+        """
+        ...
+
+    async def fork(self, fork: Fork) -> Forked:
+        """Admit a fork and record its children, each of them or none: a quota that is used up costs the rest.
+
+        Raises as `change` does, and what was wrong with the first child if there would be none.
         """
         ...
 
@@ -175,7 +221,10 @@ class SandboxStore(Protocol):
         ...
 
     async def overdue(self, now: datetime, *, limit: int) -> Sequence[tuple[SandboxId, ProjectId, str]]:
-        """Find what should be deleted now, with the reason: `expired`, or `idle` where `on_idle` is delete."""
+        """Find what should change now, with the reason: `expired`, or `idle` where `on_idle` is not none.
+
+        A sandbox that is paused is idle where `on_idle` is suspend or delete; a suspended one where it is delete.
+        """
         ...
 
     async def purge(self, deleted_before: datetime, *, limit: int) -> int:
@@ -194,8 +243,10 @@ class OperationStore(Protocol):
 
     async def renew(self, operation: Operation, lease: Lease) -> None: ...
 
-    async def finish_step(self, operation: Operation, step: str, *, lease: Lease) -> Operation:
-        """Record that `step` is done, and renew."""
+    async def finish_step(
+        self, operation: Operation, step: str, *, lease: Lease, progress: Mapping[str, Any] | None = None
+    ) -> Operation:
+        """Record that `step` is done, and renew; `progress` is added to what is there."""
         ...
 
     async def postpone(self, operation: Operation, *, until: datetime, error: Mapping[str, Any]) -> None:
@@ -206,8 +257,87 @@ class OperationStore(Protocol):
         """End it: its row, its sandbox's state and the event together.
 
         A success is recorded as a failure if the sandbox left the states in which the operation may start, e.g.
-        because its machine exited meanwhile.
+        because its machine exited meanwhile.  A suspend, snapshot or fork that succeeds makes its snapshot ready and,
+        but for a fork, the sandbox's; one that fails leaves it to the collector.  Operations that wait for this one
+        may be claimed, or fail with it.
         """
+        ...
+
+
+class SnapshotStore(Protocol):
+    """The rows of snapshots, which pin chunks."""
+
+    async def pin(self, snapshot_id: SnapshotId, chunks: bytes) -> None:
+        """Record which chunks it needs: digests of `DIGEST_BYTES` each, one after the other.  Replaces earlier pins.
+
+        Raises `Unavailable` while the project's chunks are being collected, and `StaleVersion` unless it is uploading.
+        """
+        ...
+
+    async def find(self, snapshot_id: str) -> Snapshot | None: ...
+
+    async def list(
+        self, project_id: ProjectId, *, purpose: Purpose | None, sandbox_id: str | None, limit: int, cursor: str | None
+    ) -> Page[Snapshot]:
+        """Page through those that are ready, oldest first."""
+        ...
+
+    async def delete(self, snapshot_id: SnapshotId, project_id: ProjectId, *, audit: AuditEntry) -> None:
+        """Let a named snapshot go.
+
+        Raises `NotFound`, and `FailedPrecondition` while a sandbox has no later state than this.
+        """
+        ...
+
+    async def unwanted(self, *, limit: int) -> Sequence[Snapshot]:
+        """Mark as deleting, and return, what nobody needs: see `Purpose`; and what was never finished."""
+        ...
+
+    async def forget(self, snapshot_id: SnapshotId) -> None:
+        """Remove a row that is deleting, with its pins."""
+        ...
+
+    async def begin_collection(self, project_id: ProjectId, *, until: datetime, now: datetime) -> frozenset[bytes]:
+        """Hold off new pins of a project until then, and return every chunk that is pinned.
+
+        Raises `Unavailable` while another one collects.
+        """
+        ...
+
+    async def end_collection(self, project_id: ProjectId) -> None: ...
+
+    async def projects(self) -> Sequence[ProjectId]:
+        """Return the projects that have or had snapshots."""
+        ...
+
+
+class PoolStore(Protocol):
+    """Pools and the rows of their machines."""
+
+    async def set(self, pool: Pool, audit: AuditEntry) -> Pool:
+        """Make a pool, or change the size of the one with the same template, runtime and resources."""
+        ...
+
+    async def delete(self, template: str, *, audit: AuditEntry) -> int:
+        """Remove the pools of a template; their machines are retired.  Returns how many there were."""
+        ...
+
+    async def list(self) -> Sequence[Pool]: ...
+
+    async def add(self, machine: PooledMachine) -> None: ...
+
+    async def parked(self, pooled_id: PooledId, *, at: datetime) -> bool:
+        """A starting machine waits from now on; False if it was retired meanwhile."""
+        ...
+
+    async def retire(self, pooled_id: PooledId) -> bool:
+        """Take it out of the pool unless it was claimed; returns whether it is retired."""
+        ...
+
+    async def machines(self, node_id: NodeId) -> Sequence[PooledMachine]: ...
+
+    async def forget(self, pooled_id: PooledId) -> None:
+        """Remove a row; succeeds if there is none."""
         ...
 
 
@@ -418,6 +548,10 @@ class AccountStore(Protocol):
 
     async def find_project(self, project_id: str) -> Project | None: ...
 
+    async def project_key(self, project_id: ProjectId, *, otherwise: bytes | None = None) -> bytes | None:
+        """Return the project's sealed key; if it has none, `otherwise` becomes it.  Raises `NotFound`."""
+        ...
+
     async def list_projects(self, *, limit: int, cursor: str | None) -> Page[Project]: ...
 
     async def change_project(self, project_id: str, changes: Mapping[str, Any], audit: AuditEntry) -> Project:
@@ -498,6 +632,12 @@ class Store(Protocol):
 
     @property
     def operations(self) -> OperationStore: ...
+
+    @property
+    def snapshots(self) -> SnapshotStore: ...
+
+    @property
+    def pools(self) -> PoolStore: ...
 
     @property
     def events(self) -> EventStore: ...

@@ -73,7 +73,7 @@ def _start(tx: Tx, request: Change, sandbox: Sandbox) -> Changed:
     cancelled = sandbox.held_by
     if cancelled is not None:
         operations.cancel(tx, cancelled, at=request.at)
-    raises = RULES[request.kind].starts_machine or request.kind is Kind.DELETE
+    raises = sandbox.state in RULES[request.kind].starts_machine or request.kind is Kind.DELETE
     sandbox = replace(
         sandbox,
         version=sandbox.version + 1,

@@ -179,7 +179,7 @@ def _settled(sandbox: Sandbox, kind: Kind, outcome: Outcome) -> Sandbox:
     rule = RULES[kind]
     succeeded = outcome.status is Status.SUCCEEDED
     state = (rule.end if succeeded else rule.on_error) or sandbox.state
-    started = succeeded and rule.starts_machine
+    started = succeeded and sandbox.state in rule.starts_machine
     reason = sandbox.reason
     if started:
         reason = None
