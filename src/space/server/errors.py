@@ -28,6 +28,7 @@ STATUS: Mapping[type[core.SpaceError], int] = {
     core.FailedPrecondition: 409,
     core.InvalidTransition: 409,
     core.StaleGeneration: 409,
+    core.InUse: 409,
     core.Unsupported: 422,
     core.PayloadTooLarge: 413,
     core.LimitExceeded: 429,
