@@ -19,7 +19,7 @@ from space.core.errors import SpaceError, Unauthenticated
 from space.server.bearer import bearer
 from space.server.binding import Binding, Handler, read_body
 from space.server.documentation import Document
-from space.server.idempotency import Replayer, idempotent
+from space.server.idempotency import KEPT_ALTHOUGH_MADE_AGAIN, Replayer, idempotent
 from space.server.request import CONCURRENCY, PRINCIPAL, REFUSALS, ApiRequest
 from space.server.revocation import CutWhenRevoked
 
@@ -35,6 +35,7 @@ class Rule:
     scheme: str | None = None  #: a security scheme that a public endpoint checks itself
     is_stream: bool = False  #: its answer may never end: no HEAD
     keeps_body: bool = True  #: False: the answer holds a secret and is never stored; see `replay`
+    kept_bytes: int = KEPT_ALTHOUGH_MADE_AGAIN  #: of an answer that `replay` could make again
     replay: Replayer | None = None  #: makes the answer again from what the idempotency key is linked to
     is_rebuilt: bool = False  #: a success is not stored for its key at all: `replay` makes the very same answer
     takes_key: bool = True  #: whether an `Idempotency-Key` is honoured, if it is a POST

@@ -97,6 +97,7 @@ class _Kept(Response):
         self._response = response
         self._keeps_body = rule.keeps_body
         self._is_rebuilt = rule.is_rebuilt
+        self._kept_bytes = rule.kept_bytes
         self._can_be_made_again = rule.replay is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,9 +112,7 @@ class _Kept(Response):
         if self._is_rebuilt and response.status_code < 300:
             await self._store.abandon(self._reference)  # the link that the change made is all that is needed
             return
-        keeps_body = self._keeps_body and (
-            not self._can_be_made_again or len(response.body) <= KEPT_ALTHOUGH_MADE_AGAIN
-        )
+        keeps_body = self._keeps_body and (not self._can_be_made_again or len(response.body) <= self._kept_bytes)
         await self._store.complete(
             self._reference,
             status=response.status_code,

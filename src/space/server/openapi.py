@@ -25,6 +25,7 @@ All paths under `/v1` are also served under `/api/v1`.
 
 TAGS = {
     "sandboxes": "Computers that last: a sandbox is a row, a machine is what runs it.",
+    "snapshots": "Moments of sandboxes that last; new sandboxes start from them.",
     "operations": "Every change is a durable operation. Succeeded is a promise.",
     "commands": "Programs in a sandbox, as streams that lose nothing, or in one call.",
     "processes": "The processes of commands.",

@@ -1,9 +1,11 @@
 """Values that the examples of the OpenAPI document are made of."""
 
-from typing import Any
+from typing import Any, Literal
 
+from space.control.steps import STEPS
+from space.core.lifecycle import Kind
 from space.server.v1.render import DENY_EVERYTHING
-from space.server.v1.schemas.shared import AT, LATER, NODE, OPERATION, PROCESS, PROJECT, SANDBOX, SESSION
+from space.server.v1.schemas.shared import AT, LATER, NODE, OPERATION, PROCESS, PROJECT, SANDBOX, SESSION, SNAPSHOT
 
 DIGEST = "sha256:" + "3f1c9a77d0b2e845" * 4
 
@@ -34,6 +36,7 @@ SANDBOX_RUNNING: dict[str, Any] = {
     "expires_at": None,
     "ports_domain": None,
     "restorable": False,
+    "snapshot_id": None,
 }
 SANDBOX_CREATING = SANDBOX_RUNNING | {
     "state": "creating",
@@ -42,27 +45,98 @@ SANDBOX_CREATING = SANDBOX_RUNNING | {
     "started_at": None,
     "last_active_at": AT,
 }
-SANDBOX_FAILED = SANDBOX_RUNNING | {"state": "failed", "reason": "oom"}
+SANDBOX_FAILED = SANDBOX_RUNNING | {"state": "failed", "reason": "oom", "restorable": True, "snapshot_id": SNAPSHOT}
+SANDBOX_SUSPENDED = SANDBOX_RUNNING | {
+    "state": "suspended",
+    "node_id": None,
+    "restorable": True,
+    "snapshot_id": SNAPSHOT,
+}
 
 OPERATION_RUNNING: dict[str, Any] = {
     "id": OPERATION,
     "kind": "create",
     "sandbox_id": SANDBOX,
+    "snapshot_id": None,
     "status": "running",
     "step": "start_machine",
-    "progress": None,
+    "progress": {
+        "step_count": 1,
+        "steps_done": 0,
+        "bytes_read": None,
+        "bytes_new": None,
+        "bytes_uploaded": None,
+    },
     "error": None,
     "created_at": AT,
     "started_at": AT,
     "finished_at": None,
 }
-OPERATION_SUCCEEDED = OPERATION_RUNNING | {"status": "succeeded", "finished_at": LATER}
+OPERATION_QUEUED = OPERATION_RUNNING | {"status": "queued", "step": None, "started_at": None}
+OPERATION_SUCCEEDED = OPERATION_RUNNING | {
+    "status": "succeeded",
+    "step": None,
+    "progress": OPERATION_RUNNING["progress"] | {"steps_done": 1},
+    "finished_at": LATER,
+}
 OPERATION_FAILED = OPERATION_RUNNING | {
     "status": "failed",
     "finished_at": LATER,
     "error": {"code": "capacity_unavailable", "message": "no node has 512 MiB of memory free"},
 }
-OPERATION_DELETE = OPERATION_RUNNING | {"kind": "delete", "status": "queued", "step": None, "started_at": None}
+OPERATION_DELETE = OPERATION_QUEUED | {"kind": "delete"}
+
+_SAVES = (Kind.SUSPEND, Kind.SNAPSHOT, Kind.FORK)
+_FAILURES = {
+    Kind.WAKE: {"code": "service_unavailable", "message": "the object store does not answer; try again"},
+    Kind.RECOVER: {"code": "service_unavailable", "message": "the object store does not answer; try again"},
+    Kind.PAUSE: {"code": "service_unavailable", "message": "the sandbox does not answer; try again"},
+}
+_NO_ROOM = {"code": "insufficient_storage", "message": "the disk for snapshots is full; the sandbox goes on"}
+
+
+def operation(kind: Kind, status: Literal["running", "succeeded", "failed"]) -> dict[str, Any]:
+    """Show an operation of a kind that has steps, somewhere in the middle or at its end."""
+    names = [step.__name__ for step in STEPS.get(kind, ())]
+    done = len(names) if status == "succeeded" else len(names) // 2
+    counted = {"bytes_read": 18_087_936, "bytes_new": 1_478_656, "bytes_uploaded": None}
+    if status == "succeeded":
+        counted["bytes_uploaded"] = 362_100
+    return OPERATION_RUNNING | {
+        "kind": str(kind),
+        "snapshot_id": None if kind is Kind.PAUSE else SNAPSHOT,
+        "status": status,
+        "step": names[done] if done < len(names) else None,
+        "progress": OPERATION_RUNNING["progress"]
+        | {"step_count": len(names), "steps_done": done}
+        | (counted if kind in _SAVES else {}),
+        "error": _FAILURES.get(kind, _NO_ROOM) if status == "failed" else None,
+        "finished_at": None if status == "running" else LATER,
+    }
+
+
+SNAPSHOT_READY: dict[str, Any] = {
+    "id": SNAPSHOT,
+    "name": "trained",
+    "sandbox_id": SANDBOX,
+    "state": "ready",
+    "purpose": "named",
+    "runtime": "gvisor",
+    "template": {"name": "base", "digest": DIGEST},
+    "resources": {"vcpus": 1, "memory_mib": 512, "disk_mib": 2048},
+    "bytes_read": 18_087_936,
+    "bytes_new": 1_478_656,
+    "bytes_uploaded": 362_100,
+    "created_at": AT,
+    "ready_at": LATER,
+}
+SNAPSHOT_UPLOADING = SNAPSHOT_READY | {
+    "state": "uploading",
+    "bytes_read": 0,
+    "bytes_new": 0,
+    "bytes_uploaded": 0,
+    "ready_at": None,
+}
 
 PROCESS_CREATED: dict[str, Any] = {
     "id": PROCESS,

@@ -4,11 +4,14 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from space.control.steps import STEPS
 from space.core.command import Process
+from space.core.errors import SpaceError
 from space.core.event import AuditEntry, Event
 from space.core.file import FileInfo
-from space.core.operation import Operation
-from space.core.sandbox import Sandbox
+from space.core.operation import Operation, Status
+from space.core.sandbox import Resources, Sandbox
+from space.core.snapshot import Snapshot
 
 DENY_EVERYTHING: Mapping[str, Any] = {
     "version": 1,
@@ -29,11 +32,7 @@ def sandbox(row: Sandbox) -> dict[str, Any]:
         "state": row.shown_state,
         "template": {"name": row.template, "digest": row.template_digest},
         "runtime": row.runtime,
-        "resources": {
-            "vcpus": row.resources.vcpus,
-            "memory_mib": row.resources.memory_mib,
-            "disk_mib": row.resources.disk_mib,
-        },
+        "resources": resources(row.resources),
         "env_keys": sorted(row.env),
         "metadata": dict(row.metadata),
         "network_policy": DENY_EVERYTHING,
@@ -55,7 +54,13 @@ def sandbox(row: Sandbox) -> dict[str, Any]:
         "expires_at": row.expires_at,
         "ports_domain": None,
         "restorable": row.restorable,
+        "snapshot_id": row.snapshot_id,
     }
+
+
+def resources(row: Resources) -> dict[str, int]:
+    """Show what a machine may use."""
+    return {"vcpus": row.vcpus, "memory_mib": row.memory_mib, "disk_mib": row.disk_mib}
 
 
 def operation(row: Operation) -> dict[str, Any]:
@@ -64,13 +69,68 @@ def operation(row: Operation) -> dict[str, Any]:
         "id": row.id,
         "kind": row.kind,
         "sandbox_id": row.sandbox_id,
+        "snapshot_id": row.snapshot_id,
         "status": row.status,
-        "step": row.step,
-        "progress": None,
+        "step": _step(row),
+        "progress": _progress(row),
         "error": dict(row.error) if row.error is not None else None,
         "created_at": row.created_at,
         "started_at": row.started_at,
         "finished_at": row.finished_at,
+    }
+
+
+def _step(row: Operation) -> str | None:
+    """Name the step after the one that was finished last: under way, or where it failed."""
+    if row.status not in (Status.RUNNING, Status.FAILED):
+        return None
+    names = _steps(row)
+    done = _steps_done(row, names)
+    return names[done] if done < len(names) else None
+
+
+def _progress(row: Operation) -> dict[str, Any]:
+    names = _steps(row)
+    counted = {name: row.progress.get(name) for name in ("bytes_read", "bytes_new", "bytes_uploaded")}
+    return {"step_count": len(names), "steps_done": _steps_done(row, names), **counted}
+
+
+def _steps(row: Operation) -> list[str]:
+    return [step.__name__ for step in STEPS.get(row.kind, ())]
+
+
+def _steps_done(row: Operation, names: list[str]) -> int:
+    if row.status is Status.SUCCEEDED:
+        return len(names)
+    return names.index(row.step) + 1 if row.step in names else 0
+
+
+def snapshot(row: Snapshot) -> dict[str, Any]:
+    """Show a snapshot."""
+    return {
+        "id": row.id,
+        "name": row.name,
+        "sandbox_id": row.sandbox_id,
+        "state": row.state,
+        "purpose": row.purpose,
+        "runtime": row.runtime,
+        "template": {"name": row.template, "digest": row.template_digest},
+        "resources": resources(row.resources),
+        "bytes_read": row.bytes_read,
+        "bytes_new": row.bytes_new,
+        "bytes_uploaded": row.bytes_uploaded,
+        "created_at": row.created_at,
+        "ready_at": row.ready_at,
+    }
+
+
+def failure(error: SpaceError) -> dict[str, Any]:
+    """Show an error that is part of a success: what became of one of several things."""
+    return {
+        "code": error.code,
+        "message": error.message,
+        "details": dict(error.details),
+        "retryable": error.retryable,
     }
 
 

@@ -1,6 +1,5 @@
 """Sandboxes: create, list, get, change, delete, and their timeline."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -15,7 +14,6 @@ from space.core.errors import (
     FailedPrecondition,
     LimitExceeded,
     NotFound,
-    OperationInProgress,
     PermissionDenied,
     Unsupported,
 )
@@ -23,7 +21,7 @@ from space.core.operation import Status
 from space.core.sandbox import Sandbox as Row
 from space.core.store import SandboxFilter
 from space.server.answers import Json, dumps
-from space.server.documentation import Answer, Document, header_parameter
+from space.server.documentation import Answer, Document
 from space.server.endpoint import Routes, Rule
 from space.server.request import ApiRequest
 from space.server.v1 import examples, render
@@ -40,24 +38,18 @@ from space.server.v1.schemas.sandboxes import (
     SandboxUpdate,
     SelectedSandbox,
 )
-from space.server.v1.schemas.shared import OPERATION, SandboxIdPath
+from space.server.v1.schemas.shared import SNAPSHOT, SandboxIdPath
+from space.server.v1.waiting import applied, operation_answer, prefer_parameter, preferred_wait
 
 routes = Routes("sandboxes")
 encoded = Encoded()
 
-MAX_WAIT = 60.0
-_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d{1,3})?)")
 LOCATION = {"Location": "Path of the sandbox."}
-PREFER = header_parameter(
-    "Prefer", "`wait=SECONDS`, at most 60: answer 201 once it runs, if that is in time.", "wait=30"
-)
 UNSUPPORTED_POLICY = Unsupported(
     "network policies other than denying everything are not supported yet", feature="network_policy"
 )
 NO_TEMPLATE = NotFound("there is no template nosuch; GET /v1/templates lists them", template="nosuch")
-BUSY = OperationInProgress(
-    "cannot delete: create is under way; wait for the operation and try again", operation_id=OPERATION
-)
+NO_SNAPSHOT = FailedPrecondition("the snapshot is still being uploaded; wait for its operation", snapshot_id=SNAPSHOT)
 
 
 async def _replay_create(request: ApiRequest, linked: Linked, arguments: Mapping[str, Any]) -> Response:
@@ -77,7 +69,10 @@ async def _replay_create(request: ApiRequest, linked: Linked, arguments: Mapping
         summary="Create a sandbox",
         tag=routes.tag,
         is_published=True,
-        description="Recorded before it is answered. `template` is the only required field.",
+        description=(
+            "Recorded before it is answered. `template` is the only required field. From a snapshot's id it goes on "
+            "where that was taken, with its processes; `resources` are then the snapshot's."
+        ),
         requests={
             "smallest": {"template": "base"},
             "sized": {
@@ -86,12 +81,13 @@ async def _replay_create(request: ApiRequest, linked: Linked, arguments: Mapping
                 "env": {"API_BASE": "https://api.example.com"},
                 "metadata": {"task": "42"},
             },
+            "from_a_snapshot": {"template": SNAPSHOT},
             "short_lived": {
                 "template": "base",
                 "auto_lifecycle": {"idle_seconds": 600, "on_idle": "delete", "max_lifetime_seconds": 3600},
             },
         },
-        parameters=(PREFER,),
+        parameters=(prefer_parameter("answer 201 once it runs"),),
         answers={
             201: Answer(
                 description="It runs: `Prefer: wait` was in time.",
@@ -108,6 +104,7 @@ async def _replay_create(request: ApiRequest, linked: Linked, arguments: Mapping
         },
         raises=(
             NO_TEMPLATE,
+            NO_SNAPSHOT,
             UNSUPPORTED_POLICY,
             Unsupported("egress profiles are not supported yet", feature="egress_profile"),
             Unsupported("the runtime firecracker is not available on this host", feature="firecracker"),
@@ -121,14 +118,13 @@ async def create_sandbox(request: ApiRequest, body: SandboxCreate) -> Response:
     """Record a sandbox and the operation that starts it."""
     services = request.services
     require_supported(body)
-    seconds = _preferred_wait(request)
+    seconds = preferred_wait(request)
     sandbox, operation = await services.sandboxes.create(request.call, body.to_core())
-    headers = {"Location": f"/v1/sandboxes/{sandbox.id}"}
+    headers = {"Location": f"/v1/sandboxes/{sandbox.id}", **applied(seconds)}
     status = 202
     if seconds:
         operation = await services.operations.wait(request.principal, operation.id, seconds=seconds)
         sandbox = await services.sandboxes.get(request.principal, sandbox.id)
-        headers["Preference-Applied"] = f"wait={seconds:g}"
         status = 201 if operation.status is Status.SUCCEEDED else 202
     return Json({"sandbox": render.sandbox(sandbox), "operation": render.operation(operation)}, status, headers)
 
@@ -139,12 +135,6 @@ def require_supported(body: SandboxCreate) -> None:
         raise Unsupported(UNSUPPORTED_POLICY.message, feature="network_policy")
     if body.egress_profile is not None:
         raise Unsupported("egress profiles are not supported yet", feature="egress_profile")
-
-
-def _preferred_wait(request: ApiRequest) -> float:
-    """Read `Prefer: wait=`; a preference that cannot be read is ignored (RFC 7240 §2)."""
-    found = _WAIT.search(request.header(b"prefer") or "")
-    return min(float(found[1]), MAX_WAIT) if found else 0.0
 
 
 @routes.add(
@@ -204,7 +194,11 @@ def _select(row: Row, selected: frozenset[str]) -> dict[str, Any]:
             200: Answer(
                 description="The sandbox.",
                 model=SelectedSandbox,
-                examples={"running": examples.SANDBOX_RUNNING, "failed": examples.SANDBOX_FAILED},
+                examples={
+                    "running": examples.SANDBOX_RUNNING,
+                    "suspended": examples.SANDBOX_SUSPENDED,
+                    "failed": examples.SANDBOX_FAILED,
+                },
             )
         },
     ),
@@ -227,20 +221,27 @@ async def get_sandbox(
         tag=routes.tag,
         is_published=True,
         description="Always wins over what is under way. Deleting what is deleted succeeds.",
+        parameters=(prefer_parameter("answer 200 once it is gone"),),
         answers={
+            200: Answer(
+                description="It is gone: `Prefer: wait` was in time.",
+                model=Operation,
+                headers={"Location": "Path of the operation."},
+                examples={"gone": examples.OPERATION_SUCCEEDED | {"kind": "delete"}},
+            ),
             202: Answer(
                 description="Recorded; the operation ends the machine.",
                 model=Operation,
                 headers={"Location": "Path of the operation."},
                 examples={"accepted": examples.OPERATION_DELETE},
-            )
+            ),
         },
     ),
 )
 async def delete_sandbox(request: ApiRequest, sandbox_id: SandboxIdPath) -> Response:
     """Record the end of a sandbox."""
     operation = await request.services.sandboxes.delete(request.call, sandbox_id)
-    return Json(render.operation(operation), 202, {"Location": f"/v1/operations/{operation.id}"})
+    return await operation_answer(request, operation)
 
 
 async def _replay_row(request: ApiRequest, linked: Linked, arguments: Mapping[str, Any]) -> Response:

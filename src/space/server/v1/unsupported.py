@@ -41,28 +41,6 @@ async def _refuse(request: ApiRequest, sandbox_id: str, feature: str) -> Respons
     raise _refusal(feature)
 
 
-WRITE = Rule(right=Scope.SANDBOXES_WRITE)
-
-
-@routes.add(
-    "POST", ONE + "/fork", rule=WRITE, document=_document("forkSandbox", "Copy a sandbox", "fork", three={"count": 3})
-)
-async def fork(request: ApiRequest, sandbox_id: SandboxIdPath, body: forms.ForkRequest) -> Response:
-    """Make copies that go on by themselves."""
-    return await _refuse(request, sandbox_id, "fork")
-
-
-@routes.add(
-    "POST",
-    ONE + "/snapshots",
-    rule=Rule(right=Scope.TEMPLATES_WRITE),
-    document=_document("snapshotSandbox", "Save a sandbox as a template", "snapshots", named={"name": "trained"}),
-)
-async def snapshot(request: ApiRequest, sandbox_id: SandboxIdPath, body: forms.SnapshotRequest) -> Response:
-    """Make a template of it."""
-    return await _refuse(request, sandbox_id, "snapshots")
-
-
 @routes.add(
     "POST",
     ONE + "/code",

@@ -21,15 +21,26 @@ class OperationError(Shown):
     message: str
 
 
+class OperationProgress(Shown):
+    """How far an operation is; null where there is nothing to count, or not yet."""
+
+    step_count: int
+    steps_done: int
+    bytes_read: int | None = Field(description="Of memory, runtime state and output, that make up the snapshot.")
+    bytes_new: int | None = Field(description="Of these, what the last snapshot did not have.")
+    bytes_uploaded: int | None = Field(description="To the object store, compressed.")
+
+
 class Operation(Shown):
     """A durable request to change a sandbox.  Succeeded is a promise."""
 
     id: str
     kind: Literal["create", "pause", "suspend", "wake", "fork", "snapshot", "recover", "delete"]
     sandbox_id: str
+    snapshot_id: str | None = Field(description="The snapshot that it makes, or that it starts from.")
     status: Literal["queued", "running", "succeeded", "failed", "cancelled"]
-    step: str | None
-    progress: float | None
+    step: str | None = Field(description="What it is doing, or what it failed at.")
+    progress: OperationProgress
     error: OperationError | None
     created_at: datetime
     started_at: datetime | None

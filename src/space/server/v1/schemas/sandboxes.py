@@ -20,7 +20,7 @@ TemplateReference = Annotated[
     Field(
         max_length=200,
         pattern=r"^(sha256:[0-9a-f]{64}|[a-z0-9][a-z0-9._-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?)$",
-        description="`name`, `name:tag` or a `sha256:` digest.",
+        description="`name`, `name:tag`, a `sha256:` digest, or the id of a snapshot to go on from.",
         examples=["base"],
     ),
 ]
@@ -50,10 +50,19 @@ class Resources(Asked):
 class AutoLifecycle(Asked):
     """Changes that happen by themselves."""
 
-    idle_seconds: Annotated[int, Field(ge=1, le=315_360_000), WHOLE] = 21_600
-    on_idle: OnIdle = OnIdle.SUSPEND
-    max_lifetime_seconds: Annotated[int, Field(ge=1, le=315_360_000), WHOLE] | None = None
-    wake_on_request: bool = False
+    idle_seconds: Annotated[
+        int,
+        Field(ge=1, le=315_360_000, description="Without a request, a running `exec` or any output of a command."),
+        WHOLE,
+    ] = 21_600
+    on_idle: Annotated[OnIdle, Field(description="What then happens to it.")] = OnIdle.SUSPEND
+    max_lifetime_seconds: (
+        Annotated[int, Field(ge=1, le=315_360_000, description="After these it is deleted; see `extend`."), WHOLE]
+        | None
+    ) = None
+    wake_on_request: Annotated[
+        bool, Field(description="A command, file or stream that needs it awake wakes it and is then served.")
+    ] = False
 
     def to_core(self) -> CoreAutoLifecycle:
         return CoreAutoLifecycle(
@@ -120,19 +129,6 @@ class Extension(Asked):
     """Moves the end of a sandbox's life."""
 
     seconds: Annotated[int, Field(ge=1, le=315_360_000), WHOLE]
-
-
-class ForkRequest(Asked):
-    """Asks for copies of a sandbox."""
-
-    count: Annotated[int, Field(ge=1, le=100), WHOLE] = 1
-    metadata: Metadata | None = None
-
-
-class SnapshotRequest(Asked):
-    """Asks for a template made of a sandbox."""
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")] | None = None
 
 
 class CodeRequest(Asked):
@@ -203,7 +199,8 @@ class Sandbox(Shown):
     last_active_at: datetime
     expires_at: datetime | None
     ports_domain: str | None
-    restorable: bool
+    restorable: bool = Field(description="Whether `recover` can bring it back if it fails: from `snapshot_id`.")
+    snapshot_id: str | None = Field(description="Its last durable state.")
 
 
 class SelectedSandbox(Shown):

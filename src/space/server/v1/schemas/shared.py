@@ -15,11 +15,13 @@ PROJECT = "prj06d1q8vg3rq5n7h2c4f9k0e8sg"
 TOKEN = "tok06d1q8vg3rq5n7h2c4f9k0e8sk"
 USER = "usr06d1q8vg3rq5n7h2c4f9k0e8so"
 NODE = "nod06d1q8vg3rq5n7h2c4f9k0e8ss"
+SNAPSHOT = "snp06d1q8vg3rq5n7h2c4f9k0e900"
 AT = "2026-12-01T09:30:00.000000Z"
 LATER = "2026-12-01T09:30:01.250000Z"
 
 SandboxIdPath = Annotated[str, *id_path("sbx", "The sandbox's id.", SANDBOX)]
 OperationIdPath = Annotated[str, *id_path("ops", "The operation's id.", OPERATION)]
+SnapshotIdPath = Annotated[str, *id_path("snp", "The snapshot's id.", SNAPSHOT)]
 ProcessIdPath = Annotated[str, *id_path("prc", "The process's id.", PROCESS)]
 SessionIdPath = Annotated[str, *id_path("ses", "The session's id.", SESSION)]
 ProjectIdPath = Annotated[str, *id_path("prj", "The project's id.", PROJECT)]
