@@ -72,6 +72,13 @@ class Settings(BaseSettings):
     runtime: str | None = None
     """Runtime for sandboxes that name none; default: the best that works here."""
 
+    pools: str | None = None
+    """Warm pools of machines of the default size: `TEMPLATE=MIN` or `TEMPLATE=MIN-MAX`, several divided by commas,
+    e.g. `base=2-10`.  Default: none, because a machine that nobody asked for holds memory and outlives `space down`."""
+
+    pool_memory_mib: int | None = Field(default=None, ge=0)
+    """Memory that parked machines may be promised in all; default: half of what sandboxes may use."""
+
     lease_seconds: float = Field(default=15, gt=0)
     """Life of an operation's lease; a worker renews it at a third of this."""
 
@@ -98,6 +105,31 @@ class Settings(BaseSettings):
             raise ValueError("must be HOST:PORT, e.g. 127.0.0.1:8470")
         return value
 
+    @field_validator("pools")
+    @classmethod
+    def _has_sizes(cls, value: str | None) -> str | None:
+        _pool_sizes(value or "")
+        return value
+
+    @property
+    def pool_sizes(self) -> dict[str, tuple[int, int]]:
+        """The pools that are wanted: template → (min, max)."""
+        return _pool_sizes(self.pools or "")
+
     @property
     def data_plane_url(self) -> str:
         return (self.data_plane_public_url or f"http://{self.data_plane_listen}").rstrip("/")
+
+
+def _pool_sizes(text: str) -> dict[str, tuple[int, int]]:
+    sizes: dict[str, tuple[int, int]] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        template, _, bounds = part.rpartition("=")
+        least, _, most = bounds.partition("-")
+        most = most or least
+        if not template or not (least.isascii() and least.isdigit() and most.isascii() and most.isdigit()):
+            raise ValueError(f"{part!r} must be TEMPLATE=MIN or TEMPLATE=MIN-MAX, e.g. base=2-10")
+        if not int(least) <= int(most) <= 1000:
+            raise ValueError(f"{part!r}: MIN is at most MAX, and MAX at most 1000")
+        sizes[template] = int(least), int(most)
+    return sizes
