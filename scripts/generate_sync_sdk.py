@@ -17,7 +17,7 @@ DROPPED = ("async ", "await ")
 RENAMED = {
     r"_async\b": "_sync",
     r"\bAsyncGenerator\[(\w+), None\]": r"Generator[\1, None, None]",
-    r"\bAsync(Client|Sandbox|Command|Events|Files|Transport|BaseTransport|HTTPTransport)\b": r"\1",
+    r"\bAsync(Client|Sandbox|Lifecycle|Snapshots|Command|Events|Files|Transport|BaseTransport|HTTPTransport)\b": r"\1",
     r"\bAsync(Iterator|Iterable|Generator)\b": r"\1",
     r"\b__a(enter|exit|iter|next)__": r"__\1__",
     r"\bStopAsyncIteration\b": "StopIteration",

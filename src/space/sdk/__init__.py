@@ -10,10 +10,12 @@ from space.sdk._async.client import AsyncClient
 from space.sdk._async.command import AsyncCommand, AsyncEvents
 from space.sdk._async.files import AsyncFiles
 from space.sdk._async.sandbox import AsyncSandbox
+from space.sdk._async.snapshots import AsyncSnapshots
 from space.sdk._sync.client import Client
 from space.sdk._sync.command import Command, Events
 from space.sdk._sync.files import Files
 from space.sdk._sync.sandbox import Sandbox
+from space.sdk._sync.snapshots import Snapshots
 from space.sdk.errors import (
     CapacityUnavailableError,
     ConflictError,
@@ -54,6 +56,7 @@ from space.sdk.model import (
     Page,
     ProcessInfo,
     SandboxInfo,
+    SnapshotInfo,
     TimelineEvent,
 )
 from space.sdk.retry import RetryPolicy
@@ -64,6 +67,7 @@ __all__ = [
     "AsyncEvents",
     "AsyncFiles",
     "AsyncSandbox",
+    "AsyncSnapshots",
     "CapacityUnavailableError",
     "Client",
     "Command",
@@ -100,6 +104,8 @@ __all__ = [
     "SandboxLost",
     "SandboxLostError",
     "ServiceUnavailableError",
+    "SnapshotInfo",
+    "Snapshots",
     "SpaceError",
     "TimelineEvent",
     "UnauthorizedError",

@@ -31,7 +31,8 @@ class SandboxInfo:
     started_at: datetime | None
     last_active_at: datetime | None
     expires_at: datetime | None
-    restorable: bool
+    restorable: bool  #: whether `recover` can bring it back if it fails
+    snapshot_id: str | None  #: its last durable state
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
     @classmethod
@@ -54,6 +55,7 @@ class SandboxInfo:
             last_active_at=parse_time(body.get("last_active_at")),
             expires_at=parse_time(body.get("expires_at")),
             restorable=bool(body.get("restorable", False)),
+            snapshot_id=body.get("snapshot_id"),
             raw=body,
         )
 
@@ -66,7 +68,9 @@ class Operation:
     kind: str
     sandbox_id: str | None
     status: str  #: queued running succeeded failed cancelled
-    step: str | None
+    step: str | None  #: what it is doing, or what it failed at
+    progress: Mapping[str, int | None]  #: `step_count`, `steps_done`, `bytes_read`, `bytes_new`, `bytes_uploaded`
+    snapshot_id: str | None  #: that it makes, or starts from
     error: Mapping[str, Any] | None
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
@@ -78,6 +82,8 @@ class Operation:
             sandbox_id=body.get("sandbox_id"),
             status=str(body.get("status", "")),
             step=body.get("step"),
+            progress=body.get("progress") or {},
+            snapshot_id=body.get("snapshot_id"),
             error=body.get("error"),
             raw=body,
         )
@@ -94,7 +100,51 @@ class Operation:
             "code": "conflict",
             "message": f"the operation {self.id} ({self.kind}) was {self.status}",
         }
-        return error_from_envelope(error, details={"operation_id": self.id, **(error.get("details") or {})})
+        return error_from_envelope(
+            error,
+            details={"operation_id": self.id, **(error.get("details") or {})},
+            retryable=error.get("retryable") is True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotInfo:
+    """A moment of a sandbox, as the server showed it."""
+
+    id: str
+    name: str | None
+    sandbox_id: str
+    state: str  #: uploading ready deleting
+    purpose: str  #: suspend fork named
+    runtime: str | None
+    template: str
+    resources: Mapping[str, int]
+    bytes_read: int  #: of memory, state and output
+    bytes_new: int  #: of these, what the sandbox's last snapshot did not have
+    bytes_uploaded: int  #: compressed
+    created_at: datetime | None
+    ready_at: datetime | None
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> "SnapshotInfo":
+        template = body.get("template") or {}
+        return cls(
+            id=_text(body, "id"),
+            name=body.get("name"),
+            sandbox_id=str(body.get("sandbox_id", "")),
+            state=str(body.get("state", "")),
+            purpose=str(body.get("purpose", "")),
+            runtime=body.get("runtime"),
+            template=str(template.get("name", "")) if isinstance(template, dict) else str(template),
+            resources=body.get("resources") or {},
+            bytes_read=int(body.get("bytes_read") or 0),
+            bytes_new=int(body.get("bytes_new") or 0),
+            bytes_uploaded=int(body.get("bytes_uploaded") or 0),
+            created_at=parse_time(body.get("created_at")),
+            ready_at=parse_time(body.get("ready_at")),
+            raw=body,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """One server and one token, and all that can be asked of it beside what a sandbox offers."""
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal
@@ -9,15 +9,14 @@ from typing import Any, Literal
 import httpx
 
 from space.sdk import http
-from space.sdk._async.operations import wait_operation
+from space.sdk._async.operations import prefer, wait_operation
+from space.sdk._async.snapshots import AsyncSnapshots
 from space.sdk._async.transport import AsyncTransport
 from space.sdk.bodies import list_query, sandbox_body, without_none
 from space.sdk.model import LoginSession, Operation, Page, SandboxInfo
 from space.sdk.retry import RetryPolicy
 from space.sdk.settings import ClientSettings, resolve_settings
 from space.sdk.times import format_time
-
-LONGEST_PREFER = 20  #: seconds; below the client's read timeout
 
 
 class AsyncClient:
@@ -34,6 +33,7 @@ class AsyncClient:
     ) -> None:
         settings = resolve_settings(api_url, token, data_plane_url)
         self.transport = AsyncTransport(settings, retry=retry, transport=transport)
+        self.snapshots = AsyncSnapshots(self.transport)
 
     @staticmethod
     async def login(email: str, password: str, *, api_url: str | None = None) -> LoginSession:
@@ -56,11 +56,9 @@ class AsyncClient:
     ) -> SandboxInfo:
         """Create a sandbox; `fields` are those of `AsyncSandbox.create`."""
         began = time.monotonic()
-        headers = {}
-        if wait:
-            headers["Prefer"] = f"wait={max(1, round(min(LONGEST_PREFER, timeout or LONGEST_PREFER)))}"
         body = sandbox_body(template, **fields)
-        answer = http.answer_object(await self.transport.request("POST", "/v1/sandboxes", json=body, headers=headers))
+        response = await self.transport.request("POST", "/v1/sandboxes", json=body, headers=prefer(wait, timeout))
+        answer = http.answer_object(response)
         info = SandboxInfo.parse(answer.get("sandbox", answer))
         if not wait or info.state == "running":
             return info
@@ -103,14 +101,34 @@ class AsyncClient:
         body = http.answer_object(await self.transport.request("DELETE", f"/v1/sandboxes/{http.segment(sandbox_id)}"))
         return Operation.parse(body.get("operation", body))
 
+    async def change_sandbox(
+        self, sandbox_id: str, kind: str, *, wait: bool = False, timeout: float | None = None
+    ) -> Operation:
+        """Begin to `pause`, `suspend`, `wake` or `recover` a sandbox; with `wait`, give it a while to end."""
+        path = f"/v1/sandboxes/{http.segment(sandbox_id)}/{kind}"
+        return Operation.parse(
+            http.answer_object(await self.transport.request("POST", path, headers=prefer(wait, timeout)))
+        )
+
     async def operation(self, operation_id: str) -> Operation:
         """Return an operation's present state."""
         response = await self.transport.request("GET", f"/v1/operations/{http.segment(operation_id)}")
         return Operation.parse(http.answer_object(response))
 
-    async def wait(self, operation: Operation, *, timeout: float | None = None) -> Operation:
-        """Wait until an operation has ended; raise what it failed with."""
-        return await wait_operation(self.transport, operation, timeout=timeout)
+    async def wait(
+        self,
+        operation: Operation,
+        *,
+        timeout: float | None = None,
+        watch: Callable[[Operation], None] | None = None,
+    ) -> Operation:
+        """Wait until an operation has ended; raise what it failed with.
+
+        `watch` is shown the operation about once a second meanwhile, for its step and progress.
+        """
+        if watch is None:
+            return await wait_operation(self.transport, operation, timeout=timeout)
+        return await wait_operation(self.transport, operation, timeout=timeout, watch=watch, every=1)
 
     async def create_token(
         self,

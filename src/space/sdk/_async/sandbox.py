@@ -12,15 +12,16 @@ from space.sdk import http
 from space.sdk._async.client import AsyncClient
 from space.sdk._async.command import AsyncCommand
 from space.sdk._async.files import AsyncFiles
+from space.sdk._async.lifecycle import AsyncLifecycle
 from space.sdk._async.operations import wait_operation
 from space.sdk.bodies import Argv, command_body, without_none
-from space.sdk.errors import FailedPreconditionError, NotFoundError
+from space.sdk.errors import NotFoundError
 from space.sdk.model import ExecResult, Operation, ProcessInfo, SandboxInfo, TimelineEvent
 
 LARGEST_PAGE = 1000  #: entries that the server gives at once
 
 
-class AsyncSandbox:
+class AsyncSandbox(AsyncLifecycle):
     """A sandbox.  As a context manager it deletes itself at the end.
 
     Without `client`, `create` and `connect` make one from the environment and close it with the sandbox.
@@ -60,6 +61,7 @@ class AsyncSandbox:
     ) -> "AsyncSandbox":
         """Create a sandbox and wait until it runs, at most `timeout` seconds.
 
+        `template` may be the id of a snapshot: the sandbox goes on where that was taken, with its processes.
         Whatever breaks in between, one call makes one sandbox.  If it does not come up, the error says why and it is
         left as `failed`.  With `wait=False` it is returned while it is still being created.
         """
@@ -196,32 +198,9 @@ class AsyncSandbox:
         """List the processes that were started through the API, those that ended within a day included."""
         return [ProcessInfo.parse(item) for item in await self._all("/processes", None)]
 
-    async def refresh(self) -> SandboxInfo:
-        """Ask the server for the present state."""
-        self.info = await self._client.get_sandbox(self.id)
-        return self.info
-
-    async def wait_running(self, *, timeout: float | None = 120.0) -> SandboxInfo:
-        """Wait until a sandbox that was made with `wait=False` runs; raise why it does not."""
-        if self.info.state != "running" and self.info.operation_id is not None:
-            operation = await self._client.operation(self.info.operation_id)
-            await wait_operation(self._transport, operation, timeout=timeout)
-            await self.refresh()
-        if self.info.state != "running":
-            raise FailedPreconditionError(
-                f"the sandbox {self.id} is {self.info.state}" + (f" ({self.info.reason})" if self.info.reason else ""),
-                details={"current_state": self.info.state},
-            )
-        return self.info
-
     async def timeline(self, *, limit: int | None = None) -> Sequence[TimelineEvent]:
         """Return what happened to the sandbox, oldest first; all of it, or the first `limit` events."""
         return [TimelineEvent.parse(item) for item in await self._all("/events", limit)]
-
-    async def extend(self, seconds: int) -> SandboxInfo:
-        """Let the sandbox live longer."""
-        response = await self._transport.request("POST", f"{self._path}/extend", json={"seconds": seconds})
-        return self._updated(response)
 
     async def update(
         self, *, metadata: Mapping[str, str] | None = None, auto_lifecycle: Mapping[str, Any] | None = None
@@ -278,7 +257,3 @@ class AsyncSandbox:
         body = http.answer_object(response)
         self.info = SandboxInfo.parse(body.get("sandbox", body))
         return self.info
-
-    @property
-    def _path(self) -> str:
-        return f"/v1/sandboxes/{self.id}"

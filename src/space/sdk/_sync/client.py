@@ -2,7 +2,7 @@
 """One server and one token, and all that can be asked of it beside what a sandbox offers."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal
@@ -10,15 +10,14 @@ from typing import Any, Literal
 import httpx
 
 from space.sdk import http
-from space.sdk._sync.operations import wait_operation
+from space.sdk._sync.operations import prefer, wait_operation
+from space.sdk._sync.snapshots import Snapshots
 from space.sdk._sync.transport import Transport
 from space.sdk.bodies import list_query, sandbox_body, without_none
 from space.sdk.model import LoginSession, Operation, Page, SandboxInfo
 from space.sdk.retry import RetryPolicy
 from space.sdk.settings import ClientSettings, resolve_settings
 from space.sdk.times import format_time
-
-LONGEST_PREFER = 20  #: seconds; below the client's read timeout
 
 
 class Client:
@@ -35,6 +34,7 @@ class Client:
     ) -> None:
         settings = resolve_settings(api_url, token, data_plane_url)
         self.transport = Transport(settings, retry=retry, transport=transport)
+        self.snapshots = Snapshots(self.transport)
 
     @staticmethod
     def login(email: str, password: str, *, api_url: str | None = None) -> LoginSession:
@@ -57,11 +57,9 @@ class Client:
     ) -> SandboxInfo:
         """Create a sandbox; `fields` are those of `Sandbox.create`."""
         began = time.monotonic()
-        headers = {}
-        if wait:
-            headers["Prefer"] = f"wait={max(1, round(min(LONGEST_PREFER, timeout or LONGEST_PREFER)))}"
         body = sandbox_body(template, **fields)
-        answer = http.answer_object(self.transport.request("POST", "/v1/sandboxes", json=body, headers=headers))
+        response = self.transport.request("POST", "/v1/sandboxes", json=body, headers=prefer(wait, timeout))
+        answer = http.answer_object(response)
         info = SandboxInfo.parse(answer.get("sandbox", answer))
         if not wait or info.state == "running":
             return info
@@ -103,14 +101,32 @@ class Client:
         body = http.answer_object(self.transport.request("DELETE", f"/v1/sandboxes/{http.segment(sandbox_id)}"))
         return Operation.parse(body.get("operation", body))
 
+    def change_sandbox(
+        self, sandbox_id: str, kind: str, *, wait: bool = False, timeout: float | None = None
+    ) -> Operation:
+        """Begin to `pause`, `suspend`, `wake` or `recover` a sandbox; with `wait`, give it a while to end."""
+        path = f"/v1/sandboxes/{http.segment(sandbox_id)}/{kind}"
+        return Operation.parse(http.answer_object(self.transport.request("POST", path, headers=prefer(wait, timeout))))
+
     def operation(self, operation_id: str) -> Operation:
         """Return an operation's present state."""
         response = self.transport.request("GET", f"/v1/operations/{http.segment(operation_id)}")
         return Operation.parse(http.answer_object(response))
 
-    def wait(self, operation: Operation, *, timeout: float | None = None) -> Operation:
-        """Wait until an operation has ended; raise what it failed with."""
-        return wait_operation(self.transport, operation, timeout=timeout)
+    def wait(
+        self,
+        operation: Operation,
+        *,
+        timeout: float | None = None,
+        watch: Callable[[Operation], None] | None = None,
+    ) -> Operation:
+        """Wait until an operation has ended; raise what it failed with.
+
+        `watch` is shown the operation about once a second meanwhile, for its step and progress.
+        """
+        if watch is None:
+            return wait_operation(self.transport, operation, timeout=timeout)
+        return wait_operation(self.transport, operation, timeout=timeout, watch=watch, every=1)
 
     def create_token(
         self,

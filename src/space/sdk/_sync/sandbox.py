@@ -13,15 +13,16 @@ from space.sdk import http
 from space.sdk._sync.client import Client
 from space.sdk._sync.command import Command
 from space.sdk._sync.files import Files
+from space.sdk._sync.lifecycle import Lifecycle
 from space.sdk._sync.operations import wait_operation
 from space.sdk.bodies import Argv, command_body, without_none
-from space.sdk.errors import FailedPreconditionError, NotFoundError
+from space.sdk.errors import NotFoundError
 from space.sdk.model import ExecResult, Operation, ProcessInfo, SandboxInfo, TimelineEvent
 
 LARGEST_PAGE = 1000  #: entries that the server gives at once
 
 
-class Sandbox:
+class Sandbox(Lifecycle):
     """A sandbox.  As a context manager it deletes itself at the end.
 
     Without `client`, `create` and `connect` make one from the environment and close it with the sandbox.
@@ -61,6 +62,7 @@ class Sandbox:
     ) -> "Sandbox":
         """Create a sandbox and wait until it runs, at most `timeout` seconds.
 
+        `template` may be the id of a snapshot: the sandbox goes on where that was taken, with its processes.
         Whatever breaks in between, one call makes one sandbox.  If it does not come up, the error says why and it is
         left as `failed`.  With `wait=False` it is returned while it is still being created.
         """
@@ -196,32 +198,9 @@ class Sandbox:
         """List the processes that were started through the API, those that ended within a day included."""
         return [ProcessInfo.parse(item) for item in self._all("/processes", None)]
 
-    def refresh(self) -> SandboxInfo:
-        """Ask the server for the present state."""
-        self.info = self._client.get_sandbox(self.id)
-        return self.info
-
-    def wait_running(self, *, timeout: float | None = 120.0) -> SandboxInfo:
-        """Wait until a sandbox that was made with `wait=False` runs; raise why it does not."""
-        if self.info.state != "running" and self.info.operation_id is not None:
-            operation = self._client.operation(self.info.operation_id)
-            wait_operation(self._transport, operation, timeout=timeout)
-            self.refresh()
-        if self.info.state != "running":
-            raise FailedPreconditionError(
-                f"the sandbox {self.id} is {self.info.state}" + (f" ({self.info.reason})" if self.info.reason else ""),
-                details={"current_state": self.info.state},
-            )
-        return self.info
-
     def timeline(self, *, limit: int | None = None) -> Sequence[TimelineEvent]:
         """Return what happened to the sandbox, oldest first; all of it, or the first `limit` events."""
         return [TimelineEvent.parse(item) for item in self._all("/events", limit)]
-
-    def extend(self, seconds: int) -> SandboxInfo:
-        """Let the sandbox live longer."""
-        response = self._transport.request("POST", f"{self._path}/extend", json={"seconds": seconds})
-        return self._updated(response)
 
     def update(
         self, *, metadata: Mapping[str, str] | None = None, auto_lifecycle: Mapping[str, Any] | None = None
@@ -278,7 +257,3 @@ class Sandbox:
         body = http.answer_object(response)
         self.info = SandboxInfo.parse(body.get("sandbox", body))
         return self.info
-
-    @property
-    def _path(self) -> str:
-        return f"/v1/sandboxes/{self.id}"

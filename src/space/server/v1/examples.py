@@ -82,17 +82,23 @@ OPERATION_SUCCEEDED = OPERATION_RUNNING | {
 OPERATION_FAILED = OPERATION_RUNNING | {
     "status": "failed",
     "finished_at": LATER,
-    "error": {"code": "capacity_unavailable", "message": "no node has 512 MiB of memory free"},
+    "error": {"code": "capacity_unavailable", "message": "no node has 512 MiB of memory free", "retryable": True},
 }
 OPERATION_DELETE = OPERATION_QUEUED | {"kind": "delete"}
 
 _SAVES = (Kind.SUSPEND, Kind.SNAPSHOT, Kind.FORK)
-_FAILURES = {
-    Kind.WAKE: {"code": "service_unavailable", "message": "the object store does not answer; try again"},
-    Kind.RECOVER: {"code": "service_unavailable", "message": "the object store does not answer; try again"},
-    Kind.PAUSE: {"code": "service_unavailable", "message": "the sandbox does not answer; try again"},
+_UNAVAILABLE = {"code": "service_unavailable", "retryable": True}
+_NO_STORE = _UNAVAILABLE | {"message": "the object store does not answer; try again"}
+_FAILURES: dict[Kind, dict[str, Any]] = {
+    Kind.WAKE: _NO_STORE,
+    Kind.RECOVER: _NO_STORE,
+    Kind.PAUSE: _UNAVAILABLE | {"message": "the sandbox does not answer; try again"},
 }
-_NO_ROOM = {"code": "insufficient_storage", "message": "the disk for snapshots is full; the sandbox goes on"}
+_NO_ROOM = {
+    "code": "insufficient_storage",
+    "message": "the disk for snapshots is full; the sandbox goes on",
+    "retryable": False,
+}
 
 
 def operation(kind: Kind, status: Literal["running", "succeeded", "failed"]) -> dict[str, Any]:

@@ -6,12 +6,16 @@ from typing import Any
 
 from space.control.steps import STEPS
 from space.core.command import Process
-from space.core.errors import SpaceError
+from space.core.errors import CapacityUnavailable, DeadlineExceeded, LimitExceeded, SpaceError, Unavailable
 from space.core.event import AuditEntry, Event
 from space.core.file import FileInfo
 from space.core.operation import Operation, Status
 from space.core.sandbox import Resources, Sandbox
 from space.core.snapshot import Snapshot
+
+RETRYABLE = frozenset(
+    error.code for error in (LimitExceeded, CapacityUnavailable, Unavailable, DeadlineExceeded)
+)  #: what a failed operation may say of which trying again may help
 
 DENY_EVERYTHING: Mapping[str, Any] = {
     "version": 1,
@@ -73,7 +77,7 @@ def operation(row: Operation) -> dict[str, Any]:
         "status": row.status,
         "step": _step(row),
         "progress": _progress(row),
-        "error": dict(row.error) if row.error is not None else None,
+        "error": row.error and {**row.error, "retryable": row.error.get("code") in RETRYABLE},
         "created_at": row.created_at,
         "started_at": row.started_at,
         "finished_at": row.finished_at,

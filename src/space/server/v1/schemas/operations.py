@@ -19,6 +19,7 @@ class OperationError(Shown):
 
     code: str
     message: str
+    retryable: bool = Field(description="Whether asking for the same again may succeed later.")
 
 
 class OperationProgress(Shown):
