@@ -10,10 +10,10 @@ import pytest
 from tests.sdk.scripted_server import SANDBOX, TOKEN, Script, ScriptedServer, error, journal, serving
 
 import space
+from space.cli.durations import parse_duration
 from space.cli.entry import enter
 from space.cli.output import age
 from space.cli.sandbox.cp import parse_place
-from space.cli.token.create import parse_duration
 
 ROOT = Path(__file__).resolve().parents[2]
 

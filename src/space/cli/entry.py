@@ -8,7 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from space.cli import bench, configuration, doctor, down, failure, login, run, sandbox, status, token, up
+from space.cli import (
+    bench,
+    configuration,
+    doctor,
+    down,
+    failure,
+    login,
+    pool,
+    run,
+    sandbox,
+    snapshot,
+    status,
+    token,
+    up,
+)
 
 HELP = """Run untrusted code in isolated sandboxes.
 
@@ -38,7 +52,7 @@ def make_app() -> typer.Typer:
     app.callback(help=HELP)(_options)
     for module in (up, down, status, doctor, configuration, run, login):
         module.register(app)
-    for group in (sandbox, token, bench):
+    for group in (sandbox, snapshot, pool, token, bench):
         app.add_typer(group.make_app())
     return app
 

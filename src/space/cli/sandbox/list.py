@@ -1,7 +1,7 @@
 """`space sandbox list`."""
 
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,10 +9,15 @@ from space.cli.connection import connect
 from space.cli.output import Format, OutputOption, age, print_json, print_table
 from space.cli.pairs import parse_pairs
 
+if TYPE_CHECKING:
+    from space.sdk import SandboxInfo
+
+EXAMPLES = "**Examples**\n\n`space sandbox list --state suspended`\n\n`space sandbox list -m task=42 -o json`"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("list", epilog="**Example**\n\n`space sandbox list --state running -m task=42 -o json`")(list_sandboxes)
+    app.command("list", epilog=EXAMPLES)(list_sandboxes)
     app.command("ls", hidden=True)(list_sandboxes)
 
 
@@ -39,6 +44,13 @@ def list_sandboxes(
         print_json({"items": [dict(sandbox.raw) for sandbox in sandboxes]})
         return
     print_table(
-        ("id", "state", "template", "runtime", "age", "metadata"),
-        ((s.id, s.state, s.template, s.runtime, age(s.created_at), s.metadata) for s in sandboxes),
+        ("id", "state", "template", "runtime", "age", "metadata", "reason"),
+        ((s.id, s.state, s.template, s.runtime, age(s.created_at), s.metadata, _reason(s)) for s in sandboxes),
     )
+
+
+def _reason(sandbox: "SandboxInfo") -> str | None:
+    """Say why it failed or came down, and whether `recover` can bring it back."""
+    if sandbox.state == "failed" and sandbox.restorable:
+        return f"{sandbox.reason or 'unknown'}, restorable"
+    return sandbox.reason

@@ -1,12 +1,12 @@
 """`space token create`."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
 from space.cli.connection import connect
-from space.cli.failure import MISUSED, CommandError
+from space.cli.durations import parse_duration
 from space.cli.output import Format, OutputOption, print_json
 
 EXAMPLES = """**Examples**
@@ -16,7 +16,6 @@ EXAMPLES = """**Examples**
 `space token create dashboard --scope read-only`
 """
 READ_ONLY = "read-only"
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def register(app: typer.Typer) -> None:
@@ -49,11 +48,3 @@ def create(
         print_json(dict(token))
     else:
         print(token.get("token") or token.get("secret"))
-
-
-def parse_duration(text: str) -> timedelta:
-    """Read a length of time such as 90s, 15m, 12h or 30d."""
-    number, unit = text[:-1], text[-1:]
-    if unit not in UNITS or not number.isascii() or not number.isdigit() or len(number) > 9:
-        raise CommandError(f"--expires wants a length of time such as 12h or 30d, got {text!r}", exit_code=MISUSED)
-    return timedelta(seconds=int(number) * UNITS[unit])
