@@ -1,17 +1,18 @@
 """`space bench create`: from nothing to the end of the first command."""
 
-import os
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from space.cli.bench.options import CheckOption, JsonOption, RuntimeOption
+from space.cli.bench.options import CheckOption, JsonOption, MemoryOption, RuntimeOption
 from space.cli.connection import connect
 
 if TYPE_CHECKING:
     from space.sdk import Client
+
+POOL = 20  #: machines of the pool that `--pool` measures
 
 
 def register(app: typer.Typer) -> None:
@@ -20,80 +21,156 @@ def register(app: typer.Typer) -> None:
 
 
 def create(
-    n: Annotated[int, typer.Option("--n", help="How many sandboxes.", min=1)] = 20,
+    n: Annotated[
+        int | None, typer.Option("--n", help="How many sandboxes; default 20, with --pool 100.", min=1)
+    ] = None,
+    pool: Annotated[bool, typer.Option("--pool", help="From a warm pool of 20, refilled between runs.")] = False,
+    memory: MemoryOption = 256,
     runtime: RuntimeOption = None,
     as_json: JsonOption = False,
     check: CheckOption = False,
 ) -> None:
-    """Create a sandbox and run `true` in it; deleting it is not counted.
+    """Create a sandbox and run `true` in it; deleting it is not counted, nor is refilling the pool.
 
     The baseline is `runsc run` of the same template with the same flags until the agent inside answers, without any
-    server. It needs root on the server's machine; elsewhere there is none.  The control plane's share is a create on
-    a temporary server whose node starts machines in no time: HTTP, commit, call, commit.
+    server; with --pool it is `runsc restore`, the fastest that the runtime has by itself. It needs root on the
+    server's machine; elsewhere there is none.  The control plane's share is a create on a temporary server whose node
+    starts or binds machines in no time: HTTP, commit, call, commit.
     """
+    if pool:
+        _pooled(n or 100, memory, runtime, as_json=as_json, check=check)
+    else:
+        _cold(n or 20, memory, runtime, as_json=as_json, check=check)
+
+
+def _cold(n: int, memory: int, runtime: str | None, *, as_json: bool, check: bool) -> None:
+    from space.cli.bench.bare import Bare
     from space.cli.bench.child import Child
     from space.cli.bench.report import Budget, Measurement, percentile, ratio, show
     from space.sdk import Client
-    from space.sdk.settings import cli_file
 
+    creating: list[float] = []
     total: list[float] = []
     share: list[float] = []
-    creating: list[float] = []
-    bare: list[float] = []
+    run: list[float] = []
+    restore: list[float] = []
     node: list[float] = []
-    notes: list[str] = []
     with ExitStack() as stack:
         client = stack.enter_context(connect())
-        child: Child | None = None
-        why_not = _why_no_baseline()
-        if why_not is None:
-            child = stack.enter_context(Child("space.cli.bench.bare_machines", str(cli_file().parent)))
-        else:
-            notes.append(why_not)
+        bare = Bare(stack, memory_mib=memory)
         server = stack.enter_context(Child("space.cli.bench.temporary_api")).ask()
         instant = stack.enter_context(Client(api_url=server["url"], token=server["token"]))
-        _create_and_delete(instant)
-        used = _measure_once(client, runtime, [], [])  # the first of each warms caches, and says which runtime it is
-        if child is not None:
-            for what in ("bare", "node"):
-                child.ask(what=what)
+        _create_and_delete(instant, memory)
+        used = measure_once(client, runtime, memory, [], [])  # the first of each warms caches
+        for what in ("run", "restore", "node"):
+            bare.samples(what)
         for _ in range(n):
-            _measure_once(client, runtime, creating, total)
-            if child is not None:
-                bare.append(child.ask(what="bare")["ms"])
-                node.append(child.ask(what="node")["ms"])
-            share.append(_create_and_delete(instant))
+            measure_once(client, runtime, memory, creating, total)
+            run += bare.samples("run")
+            restore += bare.samples("restore")
+            node += bare.samples("node")
+            share.append(_create_and_delete(instant, memory))
     share_p50 = percentile(share, 50)
-    against_bare = ratio(percentile(total, 50), percentile(bare, 50))
     show(
         Measurement(
             name="create",
             runtime=used,
             samples=total,
-            baseline=None if child is None else "runsc run of the same template and flags, to the agent's answer",
-            baseline_samples=bare,
+            baseline=bare.baseline("runsc run of the same template and flags, to the agent's answer"),
+            baseline_samples=run,
             extra={
                 "create_p50_ms": percentile(creating, 50),
                 "first_command_p50_ms": percentile([t - c for t, c in zip(total, creating, strict=True)], 50),
                 "node_p50_ms": percentile(node, 50),
+                "bare_restore_p50_ms": percentile(restore, 50),
                 "control_plane_share_ms": share_p50,
             },
             budgets=(
-                Budget("create + first command, against bare", against_bare, 1.3, "x"),
+                Budget(
+                    "create + first command, against bare", ratio(percentile(total, 50), percentile(run, 50)), 1.3, "x"
+                ),
                 Budget("control plane's share of a create", share_p50, 10, "ms"),
             ),
-            notes=notes,
+            notes=bare.notes,
         ),
         as_json=as_json,
         check=check,
     )
 
 
-def _measure_once(client: "Client", runtime: str | None, creating: list[float], total: list[float]) -> str | None:
+def _pooled(n: int, memory: int, runtime: str | None, *, as_json: bool, check: bool) -> None:
+    from space.cli.bench.bare import Bare
+    from space.cli.bench.child import Child
+    from space.cli.bench.report import Budget, Measurement, percentile, show
+    from space.cli.bench.warm import WarmPool
+    from space.sdk import Client
+
+    creating: list[float] = []
+    total: list[float] = []
+    share: list[float] = []
+    restore: list[float] = []
+    with ExitStack() as stack:
+        client = stack.enter_context(connect())
+        bare = Bare(stack, memory_mib=memory)
+        server = stack.enter_context(Child("space.cli.bench.temporary_api")).ask()
+        instant = stack.enter_context(Client(api_url=server["url"], token=server["token"]))
+        theirs = stack.enter_context(WarmPool(instant, POOL, memory_mib=memory))
+        warm = stack.enter_context(WarmPool(client, POOL, memory_mib=memory, runtime=runtime))
+        theirs.fill()
+        warm.fill()
+        used = measure_once(client, runtime, memory, [], [])
+        _create_and_delete(instant, memory)
+        bare.samples("restore")
+        hits, their_hits = warm.status()["hits"], theirs.status()["hits"]
+        for _ in range(n):
+            theirs.fill()
+            share.append(_create_and_delete(instant, memory))
+            restore += bare.samples("restore")
+            warm.fill()  # last, so that nothing else goes on while it is measured
+            measure_once(client, runtime, memory, creating, total)
+        pool = warm.status()
+        hits, their_hits = pool["hits"] - hits, theirs.status()["hits"] - their_hits
+    share_p50 = percentile(share, 50)
+    show(
+        Measurement(
+            name="create --pool",
+            runtime=used,
+            samples=total,
+            baseline=bare.baseline(
+                "runsc restore of an idle machine of the same template and size, to the agent's answer"
+            ),
+            baseline_samples=restore,
+            extra={
+                "create_p50_ms": percentile(creating, 50),
+                "create_p95_ms": percentile(creating, 95),
+                "first_command_p50_ms": percentile([t - c for t, c in zip(total, creating, strict=True)], 50),
+                "control_plane_share_ms": share_p50,
+                "pool": POOL,
+                "hits": hits,
+                "refill_mean_s": pool["refill_seconds"]["mean"],
+            },
+            budgets=(
+                Budget("create + first command, p50", percentile(total, 50), 30, "ms"),
+                Budget("create + first command, p95", percentile(total, 95), 60, "ms"),
+                Budget("control plane's share of a create", share_p50, 10, "ms"),
+                Budget("creates that found a machine ready", hits / n, 1, at_least=True),
+                Budget("the same, of those of the share", their_hits / n, 1, at_least=True),
+            ),
+            notes=bare.notes,
+        ),
+        as_json=as_json,
+        check=check,
+    )
+
+
+def measure_once(
+    client: "Client", runtime: str | None, memory: int, creating: list[float], total: list[float]
+) -> str | None:
+    """Create a sandbox and run `true` in it, add the milliseconds, and delete it; returns its runtime."""
     from space.sdk import Sandbox
 
     began = time.perf_counter()
-    sandbox = Sandbox.create(runtime=runtime, metadata={"space-bench": "create"}, client=client)
+    sandbox = Sandbox.create(runtime=runtime, memory_mib=memory, metadata={"space-bench": "create"}, client=client)
     created = time.perf_counter()
     sandbox.exec(["true"])
     ended = time.perf_counter()
@@ -103,22 +180,12 @@ def _measure_once(client: "Client", runtime: str | None, creating: list[float], 
     return sandbox.info.runtime
 
 
-def _create_and_delete(client: "Client") -> float:
+def _create_and_delete(client: "Client", memory: int) -> float:
     """Return how long a create took, in milliseconds."""
     from space.sdk import Sandbox
 
     began = time.perf_counter()
-    sandbox = Sandbox.create(client=client)
+    sandbox = Sandbox.create(memory_mib=memory, client=client)
     created = time.perf_counter()
     sandbox.kill()
     return (created - began) * 1000
-
-
-def _why_no_baseline() -> str | None:
-    from space.sdk.settings import cli_file
-
-    if os.geteuid() != 0:
-        return "no baseline: it needs root"
-    if not (cli_file().parent / "templates").is_dir():
-        return f"no baseline: {cli_file().parent} on this machine holds no templates; set SPACE_DATA_DIR"
-    return None

@@ -1,6 +1,7 @@
 """Watching how much memory a process of this machine uses."""
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -54,3 +55,15 @@ def server_pid() -> int | None:
         return int((cli_file().parent / "run" / "up.pid").read_text())
     except (OSError, ValueError):
         return None
+
+
+def pss_mib(pids: Iterable[int]) -> float:
+    """Return the proportional set size of these processes: shared pages count as a share.  Needs root."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return round(total / 1024, 2)
