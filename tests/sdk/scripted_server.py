@@ -26,6 +26,8 @@ SANDBOX = "sbx" + "0" * 26
 SESSION = "ses" + "0" * 26
 PROCESS = "prc" + "0" * 26
 OPERATION = "ops" + "0" * 26
+SNAPSHOT = "snp" + "0" * 26
+GOALS = {"pause": "paused", "suspend": "suspended", "wake": "running", "recover": "running"}
 
 
 class Cut(Exception):
@@ -69,6 +71,9 @@ class Script:
     files: dict[str, bytes] = field(default_factory=dict)
     keep_open: bool = False  #: an event stream stays open, with comments, where the frames end
     last_event_ids: list[str | None] = field(default_factory=list)
+    state: str = "running"  #: of the sandbox
+    operation: str = "create"  #: the kind of the operation that is under way, or was last
+    children: list[dict[str, Any]] = field(default_factory=list)  #: what a fork answers
 
 
 class ScriptedServer:
@@ -112,6 +117,12 @@ class ScriptedServer:
                 Route(base, self._get, methods=["GET"]),
                 Route(base, self._delete, methods=["DELETE"]),
                 Route("/v1/operations/{operation_id}", self._operation, methods=["GET"]),
+                Route(base + "/fork", self._fork, methods=["POST"]),
+                Route(base + "/snapshots", self._snapshot, methods=["POST"]),
+                Route(base + "/extend", self._extend, methods=["POST"]),
+                *(Route(f"{base}/{kind}", self._change, methods=["POST"]) for kind in GOALS),
+                Route("/v1/snapshots", self._snapshots, methods=["GET"]),
+                Route("/v1/snapshots/{snapshot_id}", self._one_snapshot, methods=["GET", "DELETE"]),
                 Route(base + "/commands", self._command, methods=["POST"]),
                 Route(base + "/exec", self._exec, methods=["POST"]),
                 Route(base + "/files", self._file, methods=["GET", "PUT"]),
@@ -164,7 +175,44 @@ class ScriptedServer:
     async def _get(self, request: Request) -> Response:
         if failed := await self._record(request):
             return failed
-        return JSONResponse(sandbox("running"))
+        return JSONResponse(sandbox(self.script.state))
+
+    async def _change(self, request: Request) -> Response:
+        if failed := await self._record(request):
+            return failed
+        self.script.operation = request.url.path.rpartition("/")[2]
+        body = self._operation_body()
+        return JSONResponse(body, 200 if body["status"] == "succeeded" else 202)
+
+    async def _extend(self, request: Request) -> Response:
+        if failed := await self._record(request):
+            return failed
+        return JSONResponse(sandbox(self.script.state) | {"expires_at": "2026-01-01T02:00:00Z"})
+
+    async def _fork(self, request: Request) -> Response:
+        if failed := await self._record(request):
+            return failed
+        self.script.operation = "fork"
+        return JSONResponse({"operation": self._operation_body(), "children": self.script.children}, 202)
+
+    async def _snapshot(self, request: Request) -> Response:
+        if failed := await self._record(request):
+            return failed
+        self.script.operation = "snapshot"
+        state = "uploading" if self.script.operation_polls > 0 or self.script.operation_error else "ready"
+        return JSONResponse({"snapshot": snapshot(state), "operation": self._operation_body()}, 202)
+
+    async def _snapshots(self, request: Request) -> Response:
+        if failed := await self._record(request):
+            return failed
+        cursor = int(request.query_params.get("cursor", "0"))
+        items = [snapshot("ready", number) for number in range(cursor, min(cursor + 2, 5))]
+        return JSONResponse({"items": items, "next_cursor": str(cursor + 2) if cursor + 2 < 5 else None})
+
+    async def _one_snapshot(self, request: Request) -> Response:
+        if failed := await self._record(request):
+            return failed
+        return Response(status_code=204) if request.method == "DELETE" else JSONResponse(snapshot("ready"))
 
     async def _delete(self, request: Request) -> Response:
         if failed := await self._record(request):
@@ -176,7 +224,13 @@ class ScriptedServer:
             "running" if self.script.operation_polls > 0 else "failed" if self.script.operation_error else "succeeded"
         )
         error = self.script.operation_error if status == "failed" else None
-        return {"id": OPERATION, "kind": "create", "sandbox_id": SANDBOX, "status": status, "error": error}
+        if status == "succeeded":
+            self.script.state = GOALS.get(self.script.operation, self.script.state)
+        progress = {"step_count": 3, "steps_done": 1, "bytes_read": 3 << 20, "bytes_new": None, "bytes_uploaded": None}
+        return {
+            "id": OPERATION, "kind": self.script.operation, "sandbox_id": SANDBOX, "status": status, "error": error,
+            "step": "upload_snapshot" if status == "running" else None, "progress": progress,
+        }  # fmt: skip
 
     async def _operation(self, request: Request) -> Response:
         if failed := await self._record(request):
@@ -268,6 +322,20 @@ def sandbox(state: str, number: int = 0) -> dict[str, Any]:
         "operation_id": OPERATION if state == "creating" else None,
         "created_at": "2026-01-01T00:00:00.5Z",
         "a_field_of_the_future": 1,
+    }
+
+
+def snapshot(state: str, number: int = 0) -> dict[str, Any]:
+    return {
+        "id": SNAPSHOT[:-1] + str(number),
+        "name": "trained",
+        "sandbox_id": SANDBOX,
+        "state": state,
+        "purpose": "named",
+        "template": {"name": "base", "digest": "sha256:0"},
+        "bytes_read": 3 << 20,
+        "bytes_uploaded": 1 << 20,
+        "created_at": "2026-01-01T00:00:00.5Z",
     }
 
 
