@@ -1,20 +1,26 @@
 """Rows for tests of the store."""
 
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from space.core.event import AuditEntry
-from space.core.ids import NodeId, OperationId, ProjectId, SandboxId, make_id
+from space.core.ids import NodeId, OperationId, PooledId, ProjectId, SandboxId, SnapshotId, make_id
 from space.core.lifecycle import Kind, State
 from space.core.operation import Operation, Status
+from space.core.pool import PooledMachine, PooledState, PoolKey
 from space.core.sandbox import AutoLifecycle, Resources, Sandbox
-from space.core.store import Change, Creation, Lease
+from space.core.snapshot import Published, Purpose, Snapshot
+from space.core.store import Change, Creation, Fork, Lease, Outcome, Store
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PROJECT = ProjectId("prj" + "0" * 26)
 OTHER_PROJECT = ProjectId("prj" + "0" * 25 + "4")
 NODE = NodeId("nod" + "0" * 26)
+DIGEST = "sha256:" + "0" * 64
+KEY = PoolKey(template_digest=DIGEST, runtime="fake", resources=Resources())
+MAKES_SNAPSHOT = {Kind.SUSPEND: Purpose.SUSPEND, Kind.SNAPSHOT: Purpose.NAMED, Kind.FORK: Purpose.FORK}
 _count = itertools.count()
 
 
@@ -52,7 +58,7 @@ def creation(
         "id": SandboxId(new_id("sbx", at)),
         "project_id": PROJECT,
         "template": "base",
-        "template_digest": "sha256:" + "0" * 64,
+        "template_digest": DIGEST,
         "runtime": "fake",
         "resources": Resources(),
         "env": {},
@@ -98,7 +104,7 @@ def creation(
 
 
 def change(sandbox: Sandbox, kind: Kind, *, at: datetime = START, owner: str = "one", **changes: Any) -> Change:
-    """Return a request to change `sandbox`."""
+    """Return a request to change `sandbox`, with the snapshot that it makes if it makes one."""
     fields: dict[str, Any] = {
         "kind": kind,
         "sandbox_id": sandbox.id,
@@ -107,5 +113,75 @@ def change(sandbox: Sandbox, kind: Kind, *, at: datetime = START, owner: str = "
         "lease": lease(owner, at=at),
         "at": at,
         "audit": entry(at),
+        "snapshot": snapshot(sandbox, MAKES_SNAPSHOT[kind], at=at) if kind in MAKES_SNAPSHOT else None,
     }
     return Change(**{**fields, **changes})
+
+
+def snapshot(sandbox: Sandbox, purpose: Purpose, *, at: datetime = START) -> Snapshot:
+    """Return a snapshot of `sandbox` that is about to be made."""
+    return Snapshot(
+        id=SnapshotId(new_id("snp", at)),
+        project_id=sandbox.project_id,
+        sandbox_id=sandbox.id,
+        generation=sandbox.generation,
+        purpose=purpose,
+        name="mine" if purpose is Purpose.NAMED else None,
+        runtime=sandbox.runtime,
+        template=sandbox.template,
+        template_digest=sandbox.template_digest,
+        resources=sandbox.resources,
+        created_by="tok",
+        created_at=at,
+    )
+
+
+def fork(sandbox: Sandbox, count: int, *, at: datetime = START, owner: str = "one", **changes: Any) -> Fork:
+    """Return a request for children of `sandbox`; `changes` are to each child's `Creation`."""
+    request = change(sandbox, Kind.FORK, at=at, owner=owner)
+    children = []
+    for _ in range(count):
+        made = creation(at=at, project_id=sandbox.project_id, resources=sandbox.resources)
+        waiting = replace(
+            made.operation,
+            status=Status.QUEUED,
+            attempt=0,
+            lease_owner=None,
+            lease_until=None,
+            started_at=None,
+            waits_for=request.operation_id,
+        )
+        children.append(replace(made, operation=waiting, **changes))
+    return Fork(change=request, children=children)
+
+
+def machine(*, at: datetime = START, **changes: Any) -> PooledMachine:
+    """Return a machine of a pool that is about to be started."""
+    fields: dict[str, Any] = {
+        "id": PooledId(new_id("mch", at)),
+        "node_id": NODE,
+        "node_epoch": 1,
+        "key": KEY,
+        "state": PooledState.STARTING,
+        "created_at": at,
+    }
+    return PooledMachine(**{**fields, **changes})
+
+
+async def succeed(store: Store, operation: Operation, *, at: datetime = START, chunks: bytes = bytes(32)) -> Sandbox:
+    """Let an operation succeed; the snapshot that it makes, if it makes one, needs `chunks`."""
+    made = await store.snapshots.find(operation.snapshot_id or "")
+    published = None
+    if operation.kind in MAKES_SNAPSHOT and made is not None and made.manifest is None:
+        await store.snapshots.pin(made.id, chunks, now=at)
+        published = publication(made.id)
+    outcome = Outcome(status=Status.SUCCEEDED, at=at, published=published)
+    ended, _ = await store.operations.finish(operation, outcome)
+    return ended
+
+
+def publication(snapshot_id: SnapshotId) -> Published:
+    """Return what the last transaction of an operation writes of its snapshot."""
+    return Published(
+        snapshot_id=snapshot_id, manifest=snapshot_id.encode().hex(), bytes_read=300, bytes_new=20, bytes_uploaded=1
+    )

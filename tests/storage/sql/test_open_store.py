@@ -98,17 +98,17 @@ async def test_a_migration_that_fails_leaves_the_database_as_it_was(
     await open_store(database).aclose()
     broken = tmp_path / "migrations"
     shutil.copytree(Path(schema.__file__).with_name("migrations"), broken)
-    (broken / "versions" / "0002_broken.py").write_text(
-        "from alembic import op\nrevision = '0002'\ndown_revision = '0001'\n"
+    (broken / "versions" / "0003_broken.py").write_text(
+        "from alembic import op\nrevision = '0003'\ndown_revision = '0002'\n"
         "def upgrade():\n    op.execute('CREATE TABLE half (a)')\n    op.execute('SELECT nonsense FROM nowhere')\n"
     )
     monkeypatch.setattr(schema, "_MIGRATIONS", broken)
-    monkeypatch.setattr(schema, "HEAD", "0002")
-    monkeypatch.setattr("space.storage.sql.store.HEAD", "0002")
+    monkeypatch.setattr(schema, "HEAD", "0003")
+    monkeypatch.setattr("space.storage.sql.store.HEAD", "0003")
     with pytest.raises(SpaceError):
         open_store(database)
     with contextlib.closing(sqlite3.connect(database)) as connection:
-        assert schema.current_revision(connection) == "0001"
+        assert schema.current_revision(connection) == "0002"
         assert connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'half'").fetchone() is None
 
 

@@ -54,8 +54,9 @@ class OperationStore(Protocol):
         """End it: its row, its sandbox's state and the event together.
 
         A success is recorded as a failure if the sandbox left the states in which the operation may start, e.g.
-        because its machine exited meanwhile.  A suspend, snapshot or fork that succeeds makes its snapshot ready and,
-        but for a fork, the sandbox's; one that fails leaves it to the collector.  Operations that wait for this one
+        because its machine exited meanwhile.  A suspend, snapshot or fork that succeeds makes its snapshot ready,
+        and it is the sandbox's from then on, unless the sandbox was suspended and has the same state already; one that
+        fails leaves it to the collector.  Operations that wait for this one
         may be claimed, or fail with it.
         """
         ...

@@ -67,6 +67,7 @@ class Change:
     overdue: str | None = None  #: only if it still is for this reason, one of `SandboxStore.overdue`
     request: Mapping[str, Any] = field(default_factory=dict)  #: see `Operation.request`
     snapshot: Snapshot | None = None  #: that the operation will make, if it starts; recorded as uploading
+    room: Room | None = None  #: of the sandbox's node, for what starts a machine; None: not checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,12 @@ class SandboxStore(Protocol):
     async def change(self, change: Change) -> Changed:
         """Admit by `core.lifecycle.admit`; a delete cancels the operation that holds the sandbox.
 
-        Raises `NotFound`, what `admit` raises, and `StaleVersion` for what is no longer `overdue`.
+        Raises:
+            NotFound: there is no such sandbox in the project.
+            OperationInProgress, InvalidTransition: see `admit`.
+            FailedPrecondition: it has no durable state to wake, recover or fork from.
+            LimitExceeded, CapacityUnavailable: another machine would be too much for the project, or the node.
+            StaleVersion: it is no longer `overdue`.
         """
         ...
 

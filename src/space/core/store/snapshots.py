@@ -13,7 +13,7 @@ from space.core.store.pages import Page
 class SnapshotStore(Protocol):
     """The rows of snapshots, which pin chunks."""
 
-    async def pin(self, snapshot_id: SnapshotId, chunks: bytes) -> None:
+    async def pin(self, snapshot_id: SnapshotId, chunks: bytes, *, now: datetime) -> None:
         """Record which chunks it needs: digests of `DIGEST_BYTES` each, one after the other.  Replaces earlier pins.
 
         Raises `Unavailable` while the project's chunks are being collected, and `StaleVersion` unless it is uploading.

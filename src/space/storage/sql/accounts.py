@@ -21,6 +21,7 @@ _USER = "id, project_id, email, role, is_disabled, created_at"
 _QUOTAS = ("max_sandboxes", "max_vcpus", "max_memory_mib", "max_disk_mib", "max_creates_per_minute")
 _PROJECT = f"id, name, {', '.join(_QUOTAS)}, created_at"
 _PROJECT_BY_ID = f"SELECT {_PROJECT} FROM projects WHERE id = ?"  # noqa: S608 - constants only
+_KEY = "SELECT sealed_key FROM projects WHERE id = ?"
 _USER_BY_ID = f"SELECT {_USER} FROM users WHERE id = ?"  # noqa: S608
 
 
@@ -113,6 +114,13 @@ class SqlAccounts:
     async def find_project(self, project_id: str) -> Project | None:
         row = self._reader.row(_PROJECT_BY_ID, (project_id,))
         return None if row is None else _project(row)
+
+    async def project_key(self, project_id: ProjectId, *, otherwise: bytes | None = None) -> bytes | None:
+        row = self._reader.row(_KEY, (project_id,))
+        if row is None or (row[0] is None and otherwise is not None):
+            return await self._writer.run(lambda tx: _project_key(tx, project_id, otherwise))
+        key: bytes | None = row[0]
+        return key
 
     async def list_projects(self, *, limit: int, cursor: str | None) -> Page[Project]:
         rows = self._reader.rows(
@@ -240,6 +248,15 @@ def _change_project(tx: Tx, project_id: str, changes: Mapping[str, Any], entry: 
         raise NotFound(f"no project {project_id}", id=project_id)
     audit.append(tx, entry)
     return _project(row)
+
+
+def _project_key(tx: Tx, project_id: str, otherwise: bytes | None) -> bytes | None:
+    tx.execute("UPDATE projects SET sealed_key = COALESCE(sealed_key, ?) WHERE id = ?", (otherwise, project_id))
+    row = tx.row(_KEY, (project_id,))
+    if row is None:
+        raise NotFound(f"no project {project_id}", id=project_id)
+    key: bytes | None = row[0]
+    return key
 
 
 def _purge(tx: Tx, now: int) -> None:

@@ -4,28 +4,72 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from space.core.errors import NotFound, StaleVersion
-from space.core.lifecycle import RULES, Admission, Kind, admit
+from space.core.errors import FailedPrecondition, NotFound, SpaceError, StaleVersion
+from space.core.ids import SnapshotId
+from space.core.lifecycle import RULES, Admission, Kind, State, admit
 from space.core.operation import Operation, Status
 from space.core.sandbox import OnIdle, Sandbox
-from space.core.store import Change, Changed, Creation
-from space.storage.sql import audit, events, idempotency, operations, quota, sandbox_rows
+from space.core.snapshot import SnapshotState
+from space.core.store import Change, Changed, Creation, Fork, Forked
+from space.storage.sql import (
+    audit,
+    events,
+    forks,
+    idempotency,
+    operation_rows,
+    pools,
+    quota,
+    sandbox_rows,
+    snapshot_rows,
+)
+from space.storage.sql.idleness import idle_at
 from space.storage.sql.values import milliseconds
 from space.storage.sql.writer import Tx
 
 
-def create(tx: Tx, creation: Creation) -> None:
+def create(tx: Tx, creation: Creation) -> Sandbox:
     """See `core.store.SandboxStore.create`."""
     quota.check(tx, creation)
-    sandbox_rows.insert(tx, creation.sandbox)
-    operations.insert(tx, creation.operation)
+    sandbox = creation.sandbox
+    if creation.pool is not None:
+        sandbox = replace(sandbox, pooled_id=pools.claim(tx, sandbox, creation.pool))
+    if creation.room is not None and sandbox.pooled_id is None:  # the memory of a claimed machine is promised already
+        quota.check_room(tx, sandbox, creation.room)
+    _record(tx, creation, sandbox)
+    return sandbox
+
+
+def fork(tx: Tx, request: Fork) -> Forked:
+    """See `core.store.SandboxStore.fork`."""
+    changed = change(tx, request.change)
+    children: list[Sandbox | SpaceError] = []
+    for child in request.children:
+        forks.check_child(child, changed.operation.id)
+        try:  # whatever is refused is refused before anything is written
+            quota.check(tx, child)
+            if child.room is not None:
+                quota.check_room(tx, child.sandbox, child.room)
+        except SpaceError as error:
+            children.append(error)
+        else:
+            _record(tx, child, child.sandbox)
+            children.append(child.sandbox)
+    refused = [child for child in children if isinstance(child, SpaceError)]
+    if refused and len(refused) == len(children):
+        raise refused[0]
+    return Forked(changed=changed, children=children)
+
+
+def _record(tx: Tx, creation: Creation, sandbox: Sandbox) -> None:
+    sandbox_rows.insert(tx, sandbox)
+    operation_rows.insert(tx, creation.operation)
     events.tell(
         tx,
-        creation.sandbox,
+        sandbox,
         "sandbox.created",
-        at=creation.sandbox.created_at,
+        at=sandbox.created_at,
         operation_id=creation.operation.id,
-        data={"template": creation.sandbox.template, "runtime": creation.sandbox.runtime},
+        data={"template": sandbox.template, "runtime": sandbox.runtime},
     )
     audit.append(tx, creation.audit)
     idempotency.link(tx, creation.idempotency, creation.operation.id, at=creation.operation.created_at)
@@ -36,7 +80,7 @@ def change(tx: Tx, request: Change) -> Changed:
     sandbox = sandbox_rows.select(tx, request.sandbox_id)
     if sandbox is None or sandbox.project_id != request.project_id:
         raise NotFound(f"sandbox {request.sandbox_id} does not exist")
-    if request.overdue is not None and not _is_overdue(tx, sandbox, request.overdue, at=request.at):
+    if request.overdue is not None and not _is_overdue(tx, sandbox, request):
         raise StaleVersion(f"sandbox {sandbox.id} was used, extended or changed meanwhile")
     holder = (sandbox.held_by, sandbox.held_kind) if sandbox.held_by and sandbox.held_kind else None
     admission = admit(request.kind, sandbox.state, held_by=holder)
@@ -54,26 +98,36 @@ def change(tx: Tx, request: Change) -> Changed:
     return changed
 
 
-def _is_overdue(tx: Tx, sandbox: Sandbox, reason: str, *, at: datetime) -> bool:
+def _is_overdue(tx: Tx, sandbox: Sandbox, request: Change) -> bool:
     """Look again: what was found overdue may have been extended, changed or used since; a command counts as use."""
-    if reason == "expired":
-        return sandbox.expires_at is not None and sandbox.expires_at <= at
-    used_after = at - timedelta(seconds=sandbox.auto_lifecycle.idle_seconds)
-    if sandbox.auto_lifecycle.on_idle is not OnIdle.DELETE or sandbox.last_active_at > used_after:
+    if request.overdue == "expired":
+        return sandbox.expires_at is not None and sandbox.expires_at <= request.at
+    if request.kind is Kind.DELETE and sandbox.auto_lifecycle.on_idle is not OnIdle.DELETE:
         return False
-    since = milliseconds(used_after)
+    idle = idle_at(sandbox)
+    if idle is None or idle > milliseconds(request.at) or sandbox.held_by is not None:
+        return False
+    return not _had_command_since(tx, sandbox, request.at - timedelta(seconds=sandbox.auto_lifecycle.idle_seconds))
+
+
+def _had_command_since(tx: Tx, sandbox: Sandbox, time: datetime) -> bool:
+    since = milliseconds(time)
     command = tx.row(
         "SELECT 1 FROM processes WHERE sandbox_id = ? AND (created_at > ? OR start_requested_at > ?) LIMIT 1",
         (sandbox.id, since, since),
     )
-    return command is None
+    return command is not None
 
 
 def _start(tx: Tx, request: Change, sandbox: Sandbox) -> Changed:
-    cancelled = sandbox.held_by
-    if cancelled is not None:
-        operations.cancel(tx, cancelled, at=request.at)
-    raises = sandbox.state in RULES[request.kind].starts_machine or request.kind is Kind.DELETE
+    cancelled = _cancel_holder(tx, request, sandbox)
+    starts = sandbox.state in RULES[request.kind].starts_machine
+    if starts:
+        quota.check_start(tx, sandbox)
+        if request.room is not None:
+            quota.check_room(tx, sandbox, request.room)
+    snapshot_id = _snapshot(tx, request, sandbox)
+    raises = starts or request.kind is Kind.DELETE
     sandbox = replace(
         sandbox,
         version=sandbox.version + 1,
@@ -83,7 +137,7 @@ def _start(tx: Tx, request: Change, sandbox: Sandbox) -> Changed:
     )
     if cancelled is not None:
         events.tell(
-            tx, sandbox, "operation.cancelled", at=request.at, operation_id=cancelled, data={"by": request.kind}
+            tx, sandbox, "operation.cancelled", at=request.at, operation_id=cancelled.id, data={"by": request.kind}
         )
     sandbox_rows.save(tx, sandbox)
     operation = Operation(
@@ -94,18 +148,74 @@ def _start(tx: Tx, request: Change, sandbox: Sandbox) -> Changed:
         generation=sandbox.generation,
         status=Status.RUNNING,
         attempt=1,
+        snapshot_id=snapshot_id,
+        request=request.request,
         lease_owner=request.lease.owner,
         lease_until=request.lease.until,
         created_at=request.at,
         started_at=request.at,
     )
-    operations.insert(tx, operation)
+    operation_rows.insert(tx, operation)
     events.tell(tx, sandbox, "operation.started", at=request.at, operation_id=operation.id, data={"kind": request.kind})
-    return Changed(admission=Admission.START, sandbox=sandbox, operation=operation, cancelled=cancelled)
+    return Changed(
+        admission=Admission.START,
+        sandbox=sandbox,
+        operation=operation,
+        cancelled=cancelled.id if cancelled is not None else None,
+    )
+
+
+def _cancel_holder(tx: Tx, request: Change, sandbox: Sandbox) -> Operation | None:
+    """End the operation that this one preempts, and with a fork the children that wait for it."""
+    if sandbox.held_by is None:
+        return None
+    operation_rows.cancel(tx, sandbox.held_by, at=request.at)
+    cancelled = operation_rows.select(tx, sandbox.held_by)
+    if cancelled is not None and cancelled.kind is Kind.FORK:
+        forks.settle(tx, cancelled, at=request.at)
+    return cancelled
+
+
+def _snapshot(tx: Tx, request: Change, sandbox: Sandbox) -> SnapshotId | None:
+    """Return the snapshot that the operation starts from, or record the one that it will make."""
+    is_suspended = sandbox.state is State.SUSPENDED
+    match request.kind:
+        case Kind.WAKE if not is_suspended:  # paused: its memory is still there
+            return None
+        case Kind.WAKE | Kind.RECOVER:
+            return _durable(sandbox)
+        case Kind.FORK if is_suspended:
+            return _durable(sandbox)
+        case Kind.SUSPEND | Kind.SNAPSHOT | Kind.FORK:
+            if request.snapshot is None:
+                raise AssertionError(f"a {request.kind} comes with the snapshot that it will make")
+            made = replace(
+                request.snapshot,
+                project_id=sandbox.project_id,
+                sandbox_id=sandbox.id,
+                generation=sandbox.generation,
+                state=SnapshotState.UPLOADING,
+            )
+            snapshot_rows.insert(tx, made, same_as=sandbox.snapshot_id if is_suspended else None)
+            return made.id
+        case Kind.CREATE | Kind.PAUSE | Kind.DELETE:
+            return None
+        case _:
+            assert_never(request.kind)
+
+
+def _durable(sandbox: Sandbox) -> SnapshotId:
+    if sandbox.snapshot_id is None:
+        raise FailedPrecondition(
+            f"sandbox {sandbox.id} has no durable state: it was never suspended or snapshotted; delete it",
+            current_state=str(sandbox.state),
+            reason=sandbox.reason,
+        )
+    return sandbox.snapshot_id
 
 
 def _join(tx: Tx, sandbox: Sandbox) -> Changed:
-    operation = operations.select(tx, sandbox.held_by or "")
+    operation = operation_rows.select(tx, sandbox.held_by or "")
     if operation is None:
         raise AssertionError(f"sandbox {sandbox.id} is held by an operation that does not exist")
     return Changed(admission=Admission.JOIN, sandbox=sandbox, operation=operation)
@@ -122,6 +232,7 @@ def _satisfy(tx: Tx, request: Change, sandbox: Sandbox) -> Changed:
         created_at=request.at,
         started_at=request.at,
         finished_at=request.at,
+        request=request.request,
     )
-    operations.insert(tx, operation)
+    operation_rows.insert(tx, operation)
     return Changed(admission=Admission.SATISFIED, sandbox=sandbox, operation=operation)

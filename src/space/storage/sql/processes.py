@@ -12,7 +12,7 @@ from space.core.ids import OperationId, ProcessId, ProjectId, SandboxId, Session
 from space.core.lifecycle import Kind, State, require_running
 from space.core.ports import SessionStatus
 from space.core.store import NewProcess, Page
-from space.storage.sql import audit, idempotency
+from space.storage.sql import audit, handover, idempotency
 from space.storage.sql.pages import after_id, page_of
 from space.storage.sql.reader import Reader
 from space.storage.sql.values import from_json, instant, milliseconds, optional_instant, optional_milliseconds, to_json
@@ -44,16 +44,6 @@ _NEVER_ARRIVED = f"{_WAITING} AND start_requested_at < ? LIMIT ?"
 _INSERT_TOKEN = (
     "INSERT INTO session_tokens (token_hash, session_id, principal, token_id, expires_at) VALUES (?, ?, ?, ?, ?)"
 )
-
-
-def lose(tx: Tx, sandbox_id: str, generation: int, *, reason: str, at: datetime) -> None:
-    """Mark what ran on machines up to `generation` as lost, inside the transaction that ends the machine."""
-    rows = tx.execute(
-        "UPDATE processes SET state = 'lost', reason = ?, exited_at = ?"
-        " WHERE sandbox_id = ? AND generation <= ? AND state IN ('created', 'running') RETURNING id",
-        (reason, milliseconds(at), sandbox_id, generation),
-    ).fetchall()
-    tx.touch(*(row[0] for row in rows))
 
 
 class SqlProcesses:
@@ -102,7 +92,7 @@ class SqlProcesses:
         await self._writer.run(lambda tx: _observe(tx, statuses))
 
     async def lose(self, sandbox_id: SandboxId, generation: int, *, reason: str, at: datetime) -> None:
-        await self._writer.run(lambda tx: lose(tx, sandbox_id, generation, reason=reason, at=at))
+        await self._writer.run(lambda tx: handover.lose(tx, sandbox_id, generation, reason=reason, at=at))
 
     async def add_token(self, token: SessionToken, audit: AuditEntry | None) -> None:
         await self._writer.run(lambda tx: _add_token(tx, token, audit))

@@ -9,7 +9,14 @@ from space.storage.sql.values import milliseconds
 from space.storage.sql.writer import Tx
 
 _MINUTE_MS = 60_000
-_WITH_MACHINE = "state IN ('pending', 'running', 'paused')"
+_WITH_MACHINE = "(state IN ('pending', 'running', 'paused') OR held_kind IN ('wake', 'recover'))"
+_COUNT_SANDBOXES = (
+    "SELECT COUNT(*), COALESCE(SUM(memory_mib), 0) FROM sandboxes"  # noqa: S608  constant
+    f" WHERE node_id = ? AND state <> 'deleted' AND {_WITH_MACHINE}"
+)
+_COUNT_POOLED = (  # those that were claimed count with their sandbox
+    "SELECT COUNT(*), COALESCE(SUM(memory_mib), 0) FROM machines WHERE node_id = ? AND state <> 'bound'"
+)
 
 
 def check(tx: Tx, creation: Creation) -> None:
@@ -25,25 +32,24 @@ def check(tx: Tx, creation: Creation) -> None:
     sandboxes, vcpus, memory_mib, disk_mib, creates = row
     sandboxes = creation.default_max_sandboxes if sandboxes is None else sandboxes
     _check_total(tx, sandbox.project_id, "sandboxes", "COUNT(*)", "state <> 'deleted'", 1, sandboxes)
-    _check_total(tx, sandbox.project_id, "vcpus", "SUM(vcpus)", _WITH_MACHINE, sandbox.resources.vcpus, vcpus)
-    _check_total(
-        tx, sandbox.project_id, "memory_mib", "SUM(memory_mib)", _WITH_MACHINE, sandbox.resources.memory_mib, memory_mib
-    )
+    _check_machine(tx, sandbox, vcpus, memory_mib)
     _check_total(
         tx, sandbox.project_id, "disk_mib", "SUM(disk_mib)", "state <> 'failed'", sandbox.resources.disk_mib, disk_mib
     )
     _check_rate(tx, sandbox.project_id, milliseconds(sandbox.created_at), creates)
-    if creation.room is not None:
-        _check_room(tx, sandbox, creation.room)
 
 
-def _check_room(tx: Tx, sandbox: Sandbox, room: Room) -> None:
+def check_start(tx: Tx, sandbox: Sandbox) -> None:
+    """Raise `LimitExceeded` if the sandbox may not have a machine again: suspended ones do not count."""
+    row = tx.row("SELECT max_vcpus, max_memory_mib FROM projects WHERE id = ?", (sandbox.project_id,))
+    _check_machine(tx, sandbox, *row)
+
+
+def check_room(tx: Tx, sandbox: Sandbox, room: Room) -> None:
     """Count what the node is promised to already: many creates at once must not promise the same memory twice."""
-    machines, memory_mib = tx.row(
-        "SELECT COUNT(*), COALESCE(SUM(memory_mib), 0) FROM sandboxes"
-        " WHERE node_id = ? AND state <> 'deleted' AND state IN ('pending', 'running', 'paused')",
-        (sandbox.node_id,),
-    )
+    machines, memory_mib = tx.row(_COUNT_SANDBOXES, (sandbox.node_id,))
+    pooled, pooled_mib = tx.row(_COUNT_POOLED, (sandbox.node_id,))
+    machines, memory_mib = machines + pooled, memory_mib + pooled_mib
     if machines >= room.machines:
         raise CapacityUnavailable(
             f"the node holds its maximum of {room.machines} sandboxes; delete some or raise SPACE_MAX_MACHINES",
@@ -59,6 +65,12 @@ def _check_room(tx: Tx, sandbox: Sandbox, room: Room) -> None:
             quota="memory_mib",
             limit=room.memory_mib,
         )
+
+
+def _check_machine(tx: Tx, sandbox: Sandbox, vcpus: Any, memory_mib: Any) -> None:
+    wanted = sandbox.resources
+    _check_total(tx, sandbox.project_id, "vcpus", "SUM(vcpus)", _WITH_MACHINE, wanted.vcpus, vcpus)
+    _check_total(tx, sandbox.project_id, "memory_mib", "SUM(memory_mib)", _WITH_MACHINE, wanted.memory_mib, memory_mib)
 
 
 def _check_total(tx: Tx, project_id: str, quota: str, total: str, where: str, wanted: int, limit: Any) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 
 from space.core.errors import FailedPrecondition
 
-HEAD = "0001"  #: the newest migration; checked without loading Alembic when there is nothing to do
+HEAD = "0002"  #: the newest migration; checked without loading Alembic when there is nothing to do
 
 
 def current_revision(connection: sqlite3.Connection) -> str | None:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from space.core.ids import NodeId, OperationId, ProjectId, SandboxId
+from space.core.ids import NodeId, OperationId, PooledId, ProjectId, SandboxId, SnapshotId
 from space.core.lifecycle import Kind, State
 from space.core.sandbox import AutoLifecycle, OnIdle, Resources, Sandbox
+from space.storage.sql.idleness import idle_at
 from space.storage.sql.values import (
     from_json,
     instant,
@@ -18,10 +19,12 @@ from space.storage.sql.writer import Tx
 COLUMNS = (
     "id, project_id, template, template_digest, runtime, vcpus, memory_mib, disk_mib, env, metadata, idle_seconds,"
     " on_idle, max_lifetime_seconds, wake_on_request, secure_ports, state, version, generation, held_by, held_kind,"
-    " node_id, reason, restorable, created_by, created_at, started_at, last_active_at, expires_at, deleted_at"
+    " node_id, reason, restorable, created_by, created_at, started_at, last_active_at, expires_at, deleted_at,"
+    " snapshot_id, pooled_id"
 )
 SELECT = f"SELECT {COLUMNS} FROM sandboxes WHERE id = ?"  # noqa: S608  constant
-_INSERT = f"INSERT INTO sandboxes ({COLUMNS}, shown_state) VALUES ({', '.join('?' * (COLUMNS.count(',') + 2))})"  # noqa: S608
+_PLACES = ", ".join("?" * (COLUMNS.count(",") + 3))
+_INSERT = f"INSERT INTO sandboxes ({COLUMNS}, shown_state, idle_at) VALUES ({_PLACES})"  # noqa: S608
 
 
 def decode(row: Any) -> Sandbox:
@@ -56,6 +59,8 @@ def decode(row: Any) -> Sandbox:
         last_active_at=instant(row[26]),
         expires_at=optional_instant(row[27]),
         deleted_at=optional_instant(row[28]),
+        snapshot_id=SnapshotId(row[29]) if row[29] else None,
+        pooled_id=PooledId(row[30]) if row[30] else None,
     )
 
 
@@ -104,7 +109,10 @@ def insert(tx: Tx, sandbox: Sandbox) -> None:
             milliseconds(sandbox.last_active_at),
             optional_milliseconds(sandbox.expires_at),
             optional_milliseconds(sandbox.deleted_at),
+            sandbox.snapshot_id,
+            sandbox.pooled_id,
             sandbox.shown_state,
+            idle_at(sandbox),
         ),
     )
     index_metadata(tx, sandbox)
@@ -114,7 +122,8 @@ def save(tx: Tx, sandbox: Sandbox) -> None:
     """Write what a change of state may have altered.  The caller has raised `version`."""
     tx.execute(
         "UPDATE sandboxes SET state = ?, shown_state = ?, version = ?, generation = ?, held_by = ?, held_kind = ?,"
-        " reason = ?, started_at = ?, deleted_at = ? WHERE id = ?",
+        " reason = ?, restorable = ?, snapshot_id = ?, started_at = ?, last_active_at = ?, deleted_at = ?, idle_at = ?"
+        " WHERE id = ?",
         (
             sandbox.state,
             sandbox.shown_state,
@@ -123,8 +132,12 @@ def save(tx: Tx, sandbox: Sandbox) -> None:
             sandbox.held_by,
             sandbox.held_kind,
             sandbox.reason,
+            int(sandbox.restorable),
+            sandbox.snapshot_id,
             optional_milliseconds(sandbox.started_at),
+            milliseconds(sandbox.last_active_at),
             optional_milliseconds(sandbox.deleted_at),
+            idle_at(sandbox),
             sandbox.id,
         ),
     )

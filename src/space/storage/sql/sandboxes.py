@@ -12,8 +12,9 @@ from space.core.event import AuditEntry
 from space.core.ids import NodeId, ProjectId, SandboxId
 from space.core.lifecycle import Kind, Observation, State, after
 from space.core.sandbox import AutoLifecycle, Sandbox
-from space.core.store import Change, Changed, Creation, Page, SandboxFilter
-from space.storage.sql import admission, audit, events, idempotency, processes, sandbox_list, sandbox_rows
+from space.core.store import Change, Changed, Creation, Fork, Forked, Page, SandboxFilter
+from space.storage.sql import admission, audit, events, handover, idempotency, sandbox_list, sandbox_rows
+from space.storage.sql.idleness import idle_at
 from space.storage.sql.reader import Reader
 from space.storage.sql.sandbox_list import PLAIN
 from space.storage.sql.values import milliseconds, optional_milliseconds, to_json
@@ -38,11 +39,14 @@ class SqlSandboxes:
         self._pages: dict[Any, Page[Sandbox]] = {}  # of plain lists, good until the next commit
         self._pages_of = -1  # the data version that they show
 
-    async def create(self, creation: Creation) -> None:
-        await self._writer.run(lambda tx: admission.create(tx, creation))
+    async def create(self, creation: Creation) -> Sandbox:
+        return await self._writer.run(lambda tx: admission.create(tx, creation))
 
     async def change(self, change: Change) -> Changed:
         return await self._writer.run(lambda tx: admission.change(tx, change))
+
+    async def fork(self, fork: Fork) -> Forked:
+        return await self._writer.run(lambda tx: admission.fork(tx, fork))
 
     async def find(self, sandbox_id: str) -> Sandbox | None:
         row = self._reader.row(_VERSION, (sandbox_id,))
@@ -117,7 +121,7 @@ class SqlSandboxes:
 
     async def touch(self, used: Mapping[SandboxId, datetime]) -> None:
         if used:
-            rows = [(milliseconds(at), sandbox_id, milliseconds(at)) for sandbox_id, at in used.items()]
+            rows = [(milliseconds(at), sandbox_id) for sandbox_id, at in used.items()]
             await self._writer.run(lambda tx: _touch(tx, rows))
 
     async def observe_exit(
@@ -160,10 +164,7 @@ _EXPIRED = (
     "SELECT id, project_id FROM sandboxes WHERE expires_at <= ? AND state <> 'deleted'"
     " AND (held_kind IS NULL OR held_kind <> 'delete') ORDER BY expires_at LIMIT ?"
 )
-_IDLE = (
-    "SELECT id, project_id FROM sandboxes WHERE on_idle = 'delete' AND state <> 'deleted' AND held_kind IS NULL"
-    " AND last_active_at + idle_seconds * 1000 <= ? LIMIT ?"
-)
+_IDLE = "SELECT id, project_id FROM sandboxes WHERE idle_at <= ? AND held_kind IS NULL ORDER BY idle_at LIMIT ?"
 
 
 def _live(tx: Tx, sandbox_id: str, project_id: str) -> Sandbox:
@@ -203,7 +204,7 @@ def _updated(
 def _save_update(tx: Tx, sandbox: Sandbox, at: datetime, entry: AuditEntry, ref: IdempotencyRef | None) -> Sandbox:
     tx.execute(
         "UPDATE sandboxes SET version = ?, metadata = ?, idle_seconds = ?, on_idle = ?, max_lifetime_seconds = ?,"
-        " wake_on_request = ?, expires_at = ?, last_active_at = ? WHERE id = ?",
+        " wake_on_request = ?, expires_at = ?, last_active_at = ?, idle_at = ? WHERE id = ?",
         (
             sandbox.version,
             to_json(sandbox.metadata),
@@ -213,6 +214,7 @@ def _save_update(tx: Tx, sandbox: Sandbox, at: datetime, entry: AuditEntry, ref:
             int(sandbox.auto_lifecycle.wake_on_request),
             optional_milliseconds(sandbox.expires_at),
             milliseconds(sandbox.last_active_at),
+            idle_at(sandbox),
             sandbox.id,
         ),
     )
@@ -224,9 +226,12 @@ def _save_update(tx: Tx, sandbox: Sandbox, at: datetime, entry: AuditEntry, ref:
     return sandbox
 
 
-def _touch(tx: Tx, rows: Sequence[tuple[int, str, int]]) -> None:
+def _touch(tx: Tx, rows: Sequence[tuple[int, str]]) -> None:
     tx.executemany(
-        "UPDATE sandboxes SET last_active_at = ?, version = version + 1 WHERE id = ? AND last_active_at < ?", rows
+        "UPDATE sandboxes SET last_active_at = ?1, version = version + 1,"
+        " idle_at = CASE WHEN idle_at IS NULL THEN NULL ELSE ?1 + idle_seconds * 1000 END"
+        " WHERE id = ?2 AND last_active_at < ?1",
+        rows,
     )
 
 
@@ -239,7 +244,7 @@ def _observe_exit(tx: Tx, sandbox_id: str, generation: int, reason: str, at: dat
         return False
     sandbox = replace(sandbox, state=state, reason=reason, version=sandbox.version + 1)
     sandbox_rows.save(tx, sandbox)
-    processes.lose(tx, sandbox.id, generation, reason=reason, at=at)
+    handover.lose(tx, sandbox.id, generation, reason=reason, at=at)
     events.tell(tx, sandbox, "machine.exited", at=at, data={"reason": reason, "generation": generation, **data})
     return True
 

@@ -15,10 +15,12 @@ from space.storage.sql.events import SqlEvents
 from space.storage.sql.faults import typed
 from space.storage.sql.idempotency import SqlIdempotency
 from space.storage.sql.operations import SqlOperations
+from space.storage.sql.pools import SqlPools
 from space.storage.sql.processes import SqlProcesses
 from space.storage.sql.reader import Reader
 from space.storage.sql.revision import HEAD, current_revision
 from space.storage.sql.sandboxes import SqlSandboxes
+from space.storage.sql.snapshots import SqlSnapshots
 from space.storage.sql.watches import Watches
 from space.storage.sql.writer import Writer
 
@@ -36,6 +38,8 @@ class SqlStore:
         self._reader = Reader(reading, path)
         self.sandboxes = SqlSandboxes(self._writer, self._reader)
         self.operations = SqlOperations(self._writer, self._reader)
+        self.snapshots = SqlSnapshots(self._writer, self._reader)
+        self.pools = SqlPools(self._writer, self._reader)
         self.events = SqlEvents(self._writer, self._reader)
         self.processes = SqlProcesses(self._writer, self._reader)
         self.accounts = SqlAccounts(self._writer, self._reader)
@@ -124,10 +128,13 @@ def _lock(path: Path) -> int:
 
 
 def _free_leases(connection: sqlite3.Connection) -> None:
-    """Make unfinished operations claimable at once: holding the lock proves that whoever leased them is dead."""
+    """Make unfinished operations claimable at once, and projects collectable: holding the lock proves that whoever
+    leased them is dead.
+    """
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(
         "UPDATE operations SET lease_owner = NULL, lease_until = NULL, next_at = 0"
         " WHERE status IN ('queued', 'running')"
     )
+    connection.execute("UPDATE snapshot_collections SET until = NULL WHERE until IS NOT NULL")
     connection.execute("COMMIT")

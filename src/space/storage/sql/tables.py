@@ -9,7 +9,11 @@ metadata = MetaData()
 
 _OPEN = text("status IN ('queued', 'running')")
 _NOT_DELETED = text("state <> 'deleted'")
-_IDLE_DELETE = text("on_idle = 'delete' AND state <> 'deleted'")
+_CLAIMABLE = text("status IN ('queued', 'running') AND waits_for IS NULL")
+_WAITING = text("waits_for IS NOT NULL")
+_MAY_BE_IDLE = text("idle_at IS NOT NULL")
+_HAS_SNAPSHOT = text("snapshot_id IS NOT NULL")
+_PARKED = text("state = 'parked'")
 _UNFINISHED = text("state IN ('created', 'running')")
 
 projects = Table(
@@ -23,6 +27,7 @@ projects = Table(
     Column("max_disk_mib", BigInteger),
     Column("max_creates_per_minute", BigInteger),
     Column("created_at", BigInteger, nullable=False),
+    Column("sealed_key", LargeBinary),  # for its snapshots; opened by the installation's own key only
 )
 
 users = Table(
@@ -91,6 +96,9 @@ sandboxes = Table(
     Column("last_active_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
     Column("deleted_at", BigInteger),
+    Column("snapshot_id", Text),
+    Column("pooled_id", Text),
+    Column("idle_at", BigInteger),  # from when it counts as idle; NULL if nothing follows from that in this state
     Index(
         "sandboxes_by_project",
         "project_id",
@@ -105,7 +113,8 @@ sandboxes = Table(
     Index("sandboxes_by_node", "node_id", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED),
     Index("sandboxes_by_expiry", "expires_at", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED),
     Index("sandboxes_by_deletion", "deleted_at"),
-    Index("sandboxes_to_delete_when_idle", "last_active_at", sqlite_where=_IDLE_DELETE, postgresql_where=_IDLE_DELETE),
+    Index("sandboxes_by_idleness", "idle_at", sqlite_where=_MAY_BE_IDLE, postgresql_where=_MAY_BE_IDLE),
+    Index("sandboxes_by_snapshot", "snapshot_id", sqlite_where=_HAS_SNAPSHOT, postgresql_where=_HAS_SNAPSHOT),
 )
 
 sandbox_metadata = Table(
@@ -135,9 +144,96 @@ operations = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("started_at", BigInteger),
     Column("finished_at", BigInteger),
+    Column("snapshot_id", Text),
+    Column("request", Text, nullable=False, server_default="{}"),
+    Column("progress", Text, nullable=False, server_default="{}"),
+    Column("waits_for", Text),  # the operation that must end first
     Index("operations_open", "sandbox_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),
-    Index("operations_claimable", "next_at", sqlite_where=_OPEN, postgresql_where=_OPEN),
+    Index("operations_claimable", "next_at", sqlite_where=_CLAIMABLE, postgresql_where=_CLAIMABLE),
+    Index("operations_waiting", "waits_for", sqlite_where=_WAITING, postgresql_where=_WAITING),
+    Index("operations_open_by_snapshot", "snapshot_id", sqlite_where=_OPEN, postgresql_where=_OPEN),
     Index("operations_by_sandbox", "sandbox_id", "id"),
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("project_id", Text, ForeignKey("projects.id"), nullable=False),
+    Column("sandbox_id", Text, nullable=False),  # no foreign key: it outlives the sandbox's row
+    Column("generation", BigInteger, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("name", Text),
+    Column("state", Text, nullable=False),
+    Column("manifest", Text),
+    Column("runtime", Text, nullable=False),
+    Column("template", Text, nullable=False),
+    Column("template_digest", Text, nullable=False),
+    Column("vcpus", BigInteger, nullable=False),
+    Column("memory_mib", BigInteger, nullable=False),
+    Column("disk_mib", BigInteger, nullable=False),
+    Column("bytes_read", BigInteger, nullable=False),
+    Column("bytes_new", BigInteger, nullable=False),
+    Column("bytes_uploaded", BigInteger, nullable=False),
+    Column("created_by", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("ready_at", BigInteger),
+    Column("pins", LargeBinary),  # digests of its chunks, one after the other; last, because it may be large
+    Index("snapshots_by_project", "project_id", "id"),
+    Index("snapshots_by_sandbox", "sandbox_id", "id"),
+    Index("snapshots_by_state", "state", "id"),
+)
+
+snapshot_collections = Table(
+    "snapshot_collections",
+    metadata,
+    Column("project_id", Text, ForeignKey("projects.id"), primary_key=True),  # from its first snapshot on
+    Column("until", BigInteger),  # nobody may pin before; NULL while nobody collects
+)
+
+pools = Table(
+    "pools",
+    metadata,
+    Column("template", Text, primary_key=True),
+    Column("runtime", Text, primary_key=True),
+    Column("vcpus", BigInteger, primary_key=True, autoincrement=False),
+    Column("memory_mib", BigInteger, primary_key=True, autoincrement=False),
+    Column("disk_mib", BigInteger, primary_key=True, autoincrement=False),
+    Column("min", BigInteger, nullable=False),
+    Column("max", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+machines = Table(
+    "machines",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("node_id", Text, nullable=False),
+    Column("node_epoch", BigInteger, nullable=False),
+    Column("template_digest", Text, nullable=False),
+    Column("runtime", Text, nullable=False),
+    Column("vcpus", BigInteger, nullable=False),
+    Column("memory_mib", BigInteger, nullable=False),
+    Column("disk_mib", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("sandbox_id", Text),
+    Column("generation", BigInteger),
+    Column("created_at", BigInteger, nullable=False),
+    Column("parked_at", BigInteger),
+    Index("machines_by_node", "node_id", "id"),
+    Index(
+        "machines_to_claim",
+        "node_id",
+        "template_digest",
+        "runtime",
+        "vcpus",
+        "memory_mib",
+        "disk_mib",
+        "parked_at",
+        "id",
+        sqlite_where=_PARKED,
+        postgresql_where=_PARKED,
+    ),
 )
 
 events = Table(

@@ -1,0 +1,42 @@
+"""What becomes of processes when their sandbox gets another machine, or none."""
+
+from datetime import datetime
+
+from space.storage.sql.values import milliseconds
+from space.storage.sql.writer import Tx
+
+_ROLLED_BACK = "rolled_back"
+
+
+def lose(tx: Tx, sandbox_id: str, generation: int, *, reason: str, at: datetime) -> None:
+    """Mark what ran on machines up to `generation` as lost, inside the transaction that ends the machine."""
+    rows = tx.execute(
+        "UPDATE processes SET state = 'lost', reason = ?, exited_at = ?"
+        " WHERE sandbox_id = ? AND generation <= ? AND state IN ('created', 'running') RETURNING id",
+        (reason, milliseconds(at), sandbox_id, generation),
+    ).fetchall()
+    tx.touch(*(row[0] for row in rows))
+
+
+def hand_over(tx: Tx, sandbox_id: str, generation: int) -> None:
+    """Let what was suspended go on as the machine of `generation`: nothing that is said of an older one ends it."""
+    rows = tx.execute(
+        "UPDATE processes SET generation = ? WHERE sandbox_id = ? AND state IN ('created', 'running') RETURNING id",
+        (generation, sandbox_id),
+    ).fetchall()
+    tx.touch(*(row[0] for row in rows))
+
+
+def roll_back(tx: Tx, sandbox_id: str, generation: int, *, to: int, at: datetime) -> None:
+    """Bring back, on the machine of `generation`, what ran at the moment `to` and was lost since; the rest stays lost.
+
+    An exit that was seen stays one: callers were told of it.
+    """
+    rows = tx.execute(
+        "UPDATE processes SET state = 'running', generation = ?, reason = NULL, exited_at = NULL"
+        " WHERE sandbox_id = ? AND state IN ('running', 'lost') AND started_at <= ?"
+        " AND (exited_at IS NULL OR exited_at >= ?) RETURNING id",
+        (generation, sandbox_id, to, to),
+    ).fetchall()
+    tx.touch(*(row[0] for row in rows))
+    lose(tx, sandbox_id, generation - 1, reason=_ROLLED_BACK, at=at)
