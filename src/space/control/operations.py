@@ -9,44 +9,29 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import TypeVar
 
 import structlog
 
+from space.control.driver import Driven, Driver, Limits
+from space.control.keys import ProjectKeys
 from space.control.steps import STEPS
-from space.control.steps.step import Step, StepContext
+from space.control.steps.step import Step
 from space.core.account import Principal
-from space.core.errors import (
-    CapacityUnavailable,
-    DeadlineExceeded,
-    FailedPrecondition,
-    InvalidRequest,
-    NotFound,
-    PermissionDenied,
-    SpaceError,
-    StaleVersion,
-    Unavailable,
-    Unsupported,
-)
+from space.core.errors import NotFound, StaleVersion, Unavailable
 from space.core.ids import OperationId
-from space.core.lifecycle import RULES, Kind
-from space.core.node import MachineRef
-from space.core.operation import Operation, Status
+from space.core.lifecycle import Kind
+from space.core.operation import Operation
 from space.core.ports import Clock, NodeClient
-from space.core.sandbox import Sandbox
-from space.core.store import Lease, Outcome, Store
-from space.host.failpoint import failpoint
+from space.core.store import Lease, Store
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
-_FINAL = (InvalidRequest, NotFound, Unsupported, PermissionDenied, FailedPrecondition, DeadlineExceeded)
 _BACKSTOP_SECONDS = 5.0  # a waiter reads the row this often even if nobody wakes it
 _MAX_DRIVEN = 64  # operations that a worker claims to drive at once; its own server's calls come on top
-_MAX_CLAIMS = 10  # servers that may die over an operation before it fails
-_REMOVE_SECONDS = 15.0  # for clearing up after a failed start; the reconciler repairs what this leaves
+_STARTS = frozenset({Kind.CREATE, Kind.WAKE, Kind.RECOVER})
 
 
 class Operations:
@@ -75,17 +60,6 @@ class Operations:
                 await watch.wait(min(left, _BACKSTOP_SECONDS))
 
 
-@dataclass(slots=True)
-class _Driven:
-    operation: Operation
-    leased_until: datetime
-    task: "asyncio.Task[Any] | None"
-
-    @property
-    def key(self) -> tuple[OperationId, int]:
-        return self.operation.id, self.operation.attempt
-
-
 class Worker:
     """Drives operations.  `run` owns all its tasks; nothing is admitted while it does not run."""
 
@@ -95,28 +69,40 @@ class Worker:
         node: NodeClient,
         clock: Clock,
         *,
+        keys: ProjectKeys | None = None,
         owner: str | None = None,
         lease_seconds: float = 15,
         create_deadline_seconds: float = 60,
+        restore_deadline_seconds: float = 300,
+        save_deadline_seconds: float = 600,
         max_attempts: int = 3,
         poll_seconds: float = 1.0,
         steps: Mapping[Kind, Sequence[Step]] = STEPS,
     ) -> None:
         self._store = store
-        self._node = node
         self._clock = clock
         self._owner = owner or f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
         self._lease_seconds = lease_seconds
-        self._deadline = create_deadline_seconds
-        self._max_attempts = max_attempts
         self._poll_seconds = poll_seconds
-        self._steps = steps
-        self._driven: dict[tuple[OperationId, int], _Driven] = {}  # by id and attempt: each claim is another
+        limits = Limits(
+            start_seconds=create_deadline_seconds,
+            restore_seconds=max(create_deadline_seconds, restore_deadline_seconds),
+            save_seconds=save_deadline_seconds,
+            attempts=max_attempts,
+        )
+        self._driver = Driver(store, node, clock, keys=keys, limits=limits, steps=steps, lease=self.lease)
+        self._driven: dict[tuple[OperationId, int], Driven] = {}  # by id and attempt: each claim is another
+        self._is_full = False  # whether more may be due than was claimed
+        self._look = asyncio.Event()  # something may be due before the next poll
         self._tasks: asyncio.TaskGroup | None = None
 
     def lease(self) -> Lease:
         """Return a lease for this worker, from now on."""
         return Lease(owner=self._owner, until=self._clock.now() + timedelta(seconds=self._lease_seconds))
+
+    def starting(self) -> int:
+        """Count the machines that are being brought up for somebody who waits."""
+        return sum(driven.operation.kind in _STARTS for driven in self._driven.values())
 
     async def run(self) -> None:
         """Drive what is admitted here and what nobody else drives, until cancelled."""
@@ -124,9 +110,10 @@ class Worker:
             self._tasks = tasks
             try:
                 while True:
+                    self._look.clear()
                     await self._renew_leases()  # before claiming: after a long stall it would claim its own
                     await self._claim()
-                    await self._clock.sleep(self._poll_seconds)
+                    await self._rest()
             finally:
                 self._tasks = None
 
@@ -162,16 +149,29 @@ class Worker:
             await self._drive(operation)
 
     async def _claim(self) -> None:
+        room = max(0, _MAX_DRIVEN - len(self._driven))
         try:
-            room = _MAX_DRIVEN - len(self._driven)
-            claimed = await self._store.operations.claim(self.lease(), now=self._clock.now(), limit=max(0, room))
+            claimed = await self._store.operations.claim(self.lease(), now=self._clock.now(), limit=room)
         except Exception as error:  # the worker must outlive whatever the store does
             log.warning("operation.not_claimed", error=repr(error))
             return
+        self._is_full = len(claimed) == room
         for operation in claimed:
             log.info("operation.claimed", operation=operation.id, kind=operation.kind, attempt=operation.attempt)
             if self._tasks is not None:
                 self._tasks.create_task(self._drive(operation))
+
+    async def _rest(self) -> None:
+        """Return at the next poll, or when something may be due."""
+        waiting = [
+            asyncio.ensure_future(self._look.wait()),
+            asyncio.ensure_future(self._clock.sleep(self._poll_seconds)),
+        ]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
 
     async def _renew_leases(self) -> None:
         now = self._clock.now()
@@ -181,7 +181,7 @@ class Worker:
                 if driven.leased_until <= due:
                     renewals.create_task(self._renew(driven))
 
-    async def _renew(self, driven: _Driven) -> None:
+    async def _renew(self, driven: Driven) -> None:
         lease = self.lease()
         try:
             await self._store.operations.renew(driven.operation, lease)
@@ -189,17 +189,20 @@ class Worker:
         except StaleVersion:
             if driven.task is not None and driven.key in self._driven:
                 driven.task.cancel()  # another one drives it, or it was preempted
+                if self._tasks is not None:
+                    self._tasks.create_task(self._abandon(driven.operation))
         except Exception as error:
             log.warning("operation.lease_not_renewed", operation=driven.operation.id, error=repr(error))
 
     async def _drive(self, operation: Operation) -> None:
-        driven = _Driven(operation, operation.lease_until or self._clock.now(), asyncio.current_task())
+        driven = Driven(operation, operation.lease_until or self._clock.now(), asyncio.current_task())
         self._driven[driven.key] = driven
         begun = self._clock.monotonic()
         try:
-            status = await self._run(driven)
+            status = await self._driver.run(driven)
         except StaleVersion:
             log.info("operation.preempted", operation=operation.id, kind=operation.kind)
+            await self._abandon(operation)
         except Exception as error:  # e.g. the database is full: the lease runs out and the operation is claimed anew
             log.error("operation.interrupted", operation=operation.id, kind=operation.kind, error=repr(error))
         else:
@@ -214,84 +217,11 @@ class Worker:
             )
         finally:
             del self._driven[driven.key]
+            if self._is_full or operation.kind is Kind.FORK:  # its children need not wait for the next poll
+                self._look.set()
 
-    async def _run(self, driven: _Driven) -> str:
-        operation = driven.operation
-        failpoint(f"{operation.kind}.admitted")
-        sandbox = await self._store.sandboxes.find(operation.sandbox_id)
-        if sandbox is None or sandbox.held_by != operation.id:
-            raise StaleVersion(f"operation {operation.id} no longer holds its sandbox")
-        if operation.attempt > _MAX_CLAIMS and operation.kind is not Kind.DELETE:
-            return await self._failed(operation, sandbox, DeadlineExceeded("every server that drove this died of it"))
-        context = StepContext(sandbox=sandbox, operation=operation, node=self._node)
-        steps = self._steps.get(operation.kind, ())
-        for step in _remaining(steps, operation.step):
-            name = step.__name__
-            failpoint(f"{operation.kind}.before_{name}")
-            try:
-                async with asyncio.timeout(self._deadline):
-                    await step(context)
-            except TimeoutError:
-                error = DeadlineExceeded(f"{name} took longer than {self._deadline:g} s", limit=self._deadline)
-                return await self._failed(driven.operation, sandbox, error)
-            except Exception as error:
-                return await self._failed(driven.operation, sandbox, error)
-            failpoint(f"{operation.kind}.after_{name}")
-            if step is not steps[-1]:
-                driven.operation = await self._store.operations.finish_step(driven.operation, name, lease=self.lease())
-                failpoint(f"{operation.kind}.recorded_{name}")
-        outcome = Outcome(status=Status.SUCCEEDED, at=self._clock.now())
-        _, finished = await self._store.operations.finish(driven.operation, outcome)
-        failpoint(f"{operation.kind}.finished")
-        return finished.status
-
-    async def _failed(self, operation: Operation, sandbox: Sandbox, error: Exception) -> str:
-        """Try again later, or end the operation: a delete is tried for ever, all others a few times."""
-        described = _describe(error)
-        log.warning("operation.step_failed", operation=operation.id, kind=operation.kind, error=repr(error))
-        if operation.kind is Kind.DELETE or self._may_retry(operation, error):
-            seconds = min(30.0, 0.5 * 2 ** min(operation.attempt, 10))
-            await self._store.operations.postpone(
-                operation, until=self._clock.now() + timedelta(seconds=seconds), error=described
-            )
-            return "postponed"
-        if sandbox.state in RULES[operation.kind].starts_machine:
-            await self._clear_up(MachineRef(operation.sandbox_id, operation.generation))
-        failpoint(f"{operation.kind}.before_failure")
-        outcome = Outcome(status=Status.FAILED, at=self._clock.now(), error=described, reason=_reason(error))
-        _, finished = await self._store.operations.finish(operation, outcome)
-        return finished.status
-
-    def _may_retry(self, operation: Operation, error: Exception) -> bool:
-        if operation.attempt >= self._max_attempts or isinstance(error, _FINAL):
-            return False
-        begun = operation.started_at or operation.created_at
-        return (self._clock.now() - begun).total_seconds() < self._deadline
-
-    async def _clear_up(self, machine: MachineRef) -> None:
+    async def _abandon(self, operation: Operation) -> None:
         try:
-            async with asyncio.timeout(_REMOVE_SECONDS):
-                await self._node.remove(machine)
+            await self._driver.abandoned(operation)
         except Exception as error:
-            log.warning("machine.not_removed", sandbox=machine.sandbox_id, error=repr(error))
-
-
-def _remaining(steps: Sequence[Step], done: str | None) -> Sequence[Step]:
-    names = [step.__name__ for step in steps]
-    return steps[names.index(done) + 1 :] if done in names else steps
-
-
-def _describe(error: Exception) -> dict[str, Any]:
-    if isinstance(error, SpaceError) and type(error) is not SpaceError:
-        return {"code": error.code, "message": error.message}
-    return {"code": "internal", "message": "an unexpected failure of SPACE; its log says more"}
-
-
-def _reason(error: Exception) -> str:
-    match error:
-        case DeadlineExceeded():
-            return "boot_timeout"
-        case CapacityUnavailable():
-            return "no_capacity"
-        case _:
-            return "boot_failed"
+            log.warning("operation.not_cleared_up", operation=operation.id, error=repr(error))

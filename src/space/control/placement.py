@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from space.core.errors import CapacityUnavailable, Unsupported
+from space.core.lifecycle import Kind
 from space.core.node import NodeFacts
 from space.core.sandbox import Resources
 
@@ -69,3 +70,23 @@ def choose_node(
             limit=free,
         )
     return max(with_memory, key=lambda node: (node.memory_available_mib, node.id))
+
+
+_NEEDS = {
+    Kind.PAUSE: "pause",
+    Kind.SUSPEND: "memory_snapshot",
+    Kind.FORK: "memory_snapshot",
+    Kind.SNAPSHOT: "memory_snapshot",
+}
+
+
+def require_capable(nodes: Sequence[NodeFacts], runtime: str, kind: Kind) -> None:
+    """Raise `Unsupported`, with the remedy, unless some node's runtime can do what `kind` needs."""
+    capability = _NEEDS.get(kind)
+    if capability is None:
+        return
+    found = [node.runtimes[runtime] for node in nodes if runtime in node.runtimes]
+    if any(getattr(each, capability) for each in found):
+        return
+    why = next((each.reasons[capability] for each in found if capability in each.reasons), "it cannot do that here")
+    raise Unsupported(f"cannot {kind}: runtime {runtime} says: {why}", feature=capability)

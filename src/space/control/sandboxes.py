@@ -1,25 +1,32 @@
 """Sandboxes as callers see them: admit a change, record it, hand it to the operation worker."""
 
-import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
+from space.control import creation
+from space.control.access import own_sandbox
 from space.control.audit import entry_for
+from space.control.changes import Changes
 from space.control.operations import Worker
 from space.control.placement import choose_node, choose_runtime
-from space.control.steps import STEPS
+from space.control.pools import Pools
+from space.control.snapshots import Snapshots
 from space.core.account import Call, Principal
-from space.core.errors import NotFound, PermissionDenied, Unsupported
+from space.core.errors import CapacityUnavailable, FailedPrecondition, InvalidRequest, NotFound, PermissionDenied
 from space.core.event import Event
-from space.core.ids import OperationId, SandboxId, make_id
+from space.core.ids import SandboxId
 from space.core.lifecycle import Kind, State
-from space.core.operation import Operation, Status
+from space.core.node import NodeFacts
+from space.core.operation import Operation
 from space.core.ports import Clock, NodeClient, Templates
 from space.core.sandbox import AutoLifecycle, Sandbox, SandboxSpec
-from space.core.store import Change, Changed, Creation, Page, Room, SandboxFilter, Store
+from space.core.snapshot import Snapshot
+from space.core.store import Changed, Creation, Forked, Page, Room, SandboxFilter, Store
 from space.core.template import Template
 
-__all__ = ["Page", "SandboxFilter", "Sandboxes"]
+__all__ = ["MAX_CHILDREN", "Page", "SandboxFilter", "Sandboxes"]
+
+MAX_CHILDREN = 100  # of one fork
 
 
 class Sandboxes:
@@ -36,71 +43,129 @@ class Sandboxes:
         runtime: str | None = None,
         max_machines: int = 250,
         default_quota_sandboxes: int | None = None,
+        pools: Pools | None = None,
     ) -> None:
         self._store = store
         self._node = node
         self._templates = templates
         self._clock = clock
         self._worker = worker
+        self._changes = Changes(store, node, clock, worker, max_machines=max_machines)
+        self._snapshots = Snapshots(store, clock)
         self._runtime = runtime
         self._max_machines = max_machines
         self._default_quota_sandboxes = default_quota_sandboxes
+        self._pools = pools
 
     async def create(self, call: Call, spec: SandboxSpec) -> tuple[Sandbox, Operation]:
-        """Record a sandbox and start bringing it up.
+        """Record a sandbox and start bringing it up: from a template, or from a snapshot if it names one.
 
-        Raises `NotFound` for the template, `Unsupported` for the runtime, `CapacityUnavailable`, `LimitExceeded`.
+        Raises `NotFound` for what it starts from, `Unsupported` for the runtime, `CapacityUnavailable`,
+        `LimitExceeded`.
         """
-        creation = await self._creation(call, spec)
-
-        async def record() -> tuple[Creation, Operation]:
-            await self._store.sandboxes.create(creation)
-            return creation, creation.operation
-
-        await self._worker.admit(record)
-        return creation.sandbox, creation.operation
+        origin = await self._snapshots.origin(call.principal, spec.template)
+        try:
+            return await self._create(call, spec, origin)
+        except CapacityUnavailable:  # machines that wait for nobody in particular make way
+            size = spec.resources if origin is None else origin.resources
+            if self._pools is None or not await self._pools.give_way(size.memory_mib):
+                raise
+            return await self._create(call, spec, origin)
 
     async def get(self, who: Principal, sandbox_id: str) -> Sandbox:
         """Return a sandbox of the caller's project; deleted ones for as long as they are kept."""
-        sandbox = await self._store.sandboxes.find(sandbox_id)
-        if sandbox is None or sandbox.project_id != who.project_id:
-            raise NotFound(f"no sandbox {sandbox_id[:64]}", id=sandbox_id[:64])
-        return sandbox
+        return await own_sandbox(self._store, who, sandbox_id)
 
     async def list(self, who: Principal, where: SandboxFilter, *, limit: int, cursor: str | None) -> Page[Sandbox]:
         """Page through the project's sandboxes in the order in which they were made."""
         return await self._store.sandboxes.list(who.project_id, where, limit=limit, cursor=cursor)
 
+    # Changes.  Each raises `NotFound`, `OperationInProgress`, `InvalidTransition` and, where the runtime cannot do it,
+    # `Unsupported`.  The goal that is reached already succeeds, and the one that is under way is joined.
+
     async def delete(self, call: Call, sandbox_id: str) -> Operation:
         """Delete; always wins over what is under way.  What is deleted already succeeds."""
-        return (await self.change(call, sandbox_id, Kind.DELETE)).operation
+        return (await self._change(call, sandbox_id, Kind.DELETE)).operation
 
-    async def change(self, call: Call, sandbox_id: str, kind: Kind) -> Changed:
-        """Ask for a change of kind `kind`.
+    async def pause(self, call: Call, sandbox_id: str) -> Changed:
+        """Stop it where it is; its memory stays on the node and does not outlive that."""
+        return await self._change(call, sandbox_id, Kind.PAUSE)
 
-        Raises `NotFound`, `OperationInProgress`, `InvalidTransition`; `Unsupported` for a kind without steps.
+    async def suspend(self, call: Call, sandbox_id: str) -> Changed:
+        """Save it durably and free its machine."""
+        return await self._change(call, sandbox_id, Kind.SUSPEND)
+
+    async def wake(self, call: Call, sandbox_id: str) -> Changed:
+        """Let it go on where it was paused or suspended."""
+        return await self._change(call, sandbox_id, Kind.WAKE)
+
+    async def recover(self, call: Call, sandbox_id: str) -> Changed:
+        """Bring a failed sandbox back from its last durable state.  `FailedPrecondition` if there is none."""
+        sandbox = await self.get(call.principal, sandbox_id)
+        if sandbox.state is State.FAILED and not sandbox.restorable:
+            raise FailedPrecondition(
+                "the sandbox has no durable state to recover from; it can only be deleted", current_state="failed"
+            )
+        return await self._changes.ask(call, sandbox, Kind.RECOVER)
+
+    async def snapshot(self, call: Call, sandbox_id: str, name: str | None) -> Changed:
+        """Save this moment until somebody deletes it; the sandbox goes on.  The operation names the snapshot."""
+        sandbox = await self.get(call.principal, sandbox_id)
+        return await self._changes.ask(call, sandbox, Kind.SNAPSHOT, snapshot_name=name, name=name)
+
+    async def fork(
+        self,
+        call: Call,
+        sandbox_id: str,
+        count: int = 1,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        auto_lifecycle: AutoLifecycle | None = None,
+    ) -> Forked:
+        """Make children that go on from this moment; what is not given they take over from their source.
+
+        Raises also what is wrong with the first child if there would be none.
         """
-        await self.get(call.principal, sandbox_id)
-        if kind not in STEPS:
-            raise Unsupported(f"{kind} is not supported by this version", feature=str(kind))
-        now = self._now()
-        request = Change(
-            kind=kind,
-            sandbox_id=SandboxId(sandbox_id),
-            project_id=call.principal.project_id,
-            operation_id=OperationId(_new_id("ops", now)),
-            lease=self._worker.lease(),
-            at=now,
-            audit=entry_for(call, now, target=sandbox_id),
-            idempotency=call.idempotency,
-        )
+        if not 1 <= count <= MAX_CHILDREN:
+            raise InvalidRequest(f"count is 1 to {MAX_CHILDREN}", field="count", limit=MAX_CHILDREN)
+        source = await self.get(call.principal, sandbox_id)
+        facts = await self._node.facts()
+        change = await self._changes.describe(call, source, Kind.FORK, count=count)
+        children = [
+            creation.child(
+                call,
+                source,
+                change,
+                clock=self._clock,
+                metadata=metadata,
+                env=env,
+                auto_lifecycle=auto_lifecycle,
+                node_id=facts.id,
+                room=self._room(facts),
+                default_max_sandboxes=self._default_quota_sandboxes,
+            )
+            for _ in range(count)
+        ]
+        return await self._changes.fork(change, children)
 
-        async def record() -> tuple[Changed, Operation | None]:
-            changed = await self._store.sandboxes.change(request)
-            is_ours = changed.operation.id == request.operation_id and not changed.operation.status.is_final
-            return changed, changed.operation if is_ours else None
+    # Snapshots
 
-        return await self._worker.admit(record)
+    async def list_snapshots(
+        self, who: Principal, *, sandbox_id: str | None = None, limit: int = 100, cursor: str | None = None
+    ) -> Page[Snapshot]:
+        """Page through the project's snapshots that were asked for, oldest first."""
+        return await self._snapshots.list(who, sandbox_id=sandbox_id, limit=limit, cursor=cursor)
+
+    async def get_snapshot(self, who: Principal, snapshot_id: str) -> Snapshot:
+        """Return a snapshot of the caller's project, whatever it was made for."""
+        return await self._snapshots.get(who, snapshot_id)
+
+    async def delete_snapshot(self, call: Call, snapshot_id: str) -> None:
+        """Let a snapshot go that was asked for; raises `FailedPrecondition` while a sandbox needs it."""
+        await self._snapshots.delete(call, snapshot_id)
+
+    # The rest
 
     async def update(
         self, call: Call, sandbox_id: str, *, metadata: Mapping[str, str] | None, auto_lifecycle: AutoLifecycle | None
@@ -142,6 +207,44 @@ class Sandboxes:
             if not await self._store.events.read(sandbox_id, after=after, limit=1):
                 await watch.wait(seconds)
 
+    # Inside
+
+    async def _change(self, call: Call, sandbox_id: str, kind: Kind) -> Changed:
+        return await self._changes.ask(call, await self.get(call.principal, sandbox_id), kind)
+
+    async def _create(self, call: Call, spec: SandboxSpec, origin: Snapshot | None) -> tuple[Sandbox, Operation]:
+        made = await self._creation(call, spec, origin)
+
+        async def record() -> tuple[Sandbox, Operation]:
+            return await self._store.sandboxes.create(made), made.operation
+
+        sandbox = await self._worker.admit(record)
+        if self._pools is not None:
+            self._pools.claimed(sandbox)
+        return sandbox, made.operation
+
+    async def _creation(self, call: Call, spec: SandboxSpec, origin: Snapshot | None) -> Creation:
+        if origin is None:
+            digest = (await self._template(call.principal, spec.template)).digest
+        else:
+            spec, digest = creation.spec_from(origin, spec), origin.template_digest
+        facts = [await self._node.facts()]
+        runtime = choose_runtime(facts, wanted=spec.runtime, default=self._runtime)
+        node = choose_node(facts, runtime=runtime, resources=spec.resources, max_machines=self._max_machines)
+        made = creation.from_template(
+            call,
+            spec,
+            digest=digest,
+            runtime=runtime,
+            node_id=node.id,
+            clock=self._clock,
+            now=self._now(),
+            lease=self._worker.lease(),
+            room=self._room(node),
+            default_max_sandboxes=self._default_quota_sandboxes,
+        )
+        return made if origin is None else creation.from_snapshot(made, origin)
+
     async def _template(self, who: Principal, reference: str) -> Template:
         """Find a template that the caller may use; one that it may not use is refused whether it exists or not."""
         try:
@@ -155,74 +258,8 @@ class Sandboxes:
             raise PermissionDenied(f"this token may not use template {reference[:128]}", field="template")
         return template
 
-    async def _creation(self, call: Call, spec: SandboxSpec) -> Creation:
-        who = call.principal
-        template = await self._template(who, spec.template)
-        facts = [await self._node.facts()]
-        runtime = choose_runtime(facts, wanted=spec.runtime, default=self._runtime)
-        node = choose_node(
-            facts,
-            runtime=runtime,
-            resources=spec.resources,
-            max_machines=self._max_machines,
-        )
-        now = self._now()
-        lease = self._worker.lease()
-        lifetime = spec.auto_lifecycle.max_lifetime_seconds
-        operation_id = OperationId(_new_id("ops", now))
-        sandbox = Sandbox(
-            id=SandboxId(_new_id("sbx", now)),
-            project_id=who.project_id,
-            template=spec.template,
-            template_digest=template.digest,
-            runtime=runtime,
-            resources=spec.resources,
-            env=spec.env,
-            metadata=spec.metadata,
-            auto_lifecycle=spec.auto_lifecycle,
-            secure_ports=spec.secure_ports,
-            state=State.PENDING,
-            version=1,
-            generation=1,
-            held_by=operation_id,
-            held_kind=Kind.CREATE,
-            node_id=node.id,
-            reason=None,
-            restorable=False,
-            created_by=who.id,
-            created_at=now,
-            started_at=None,
-            last_active_at=now,
-            expires_at=None if lifetime is None else now + timedelta(seconds=lifetime),
-            deleted_at=None,
-        )
-        operation = Operation(
-            id=operation_id,
-            kind=Kind.CREATE,
-            project_id=who.project_id,
-            sandbox_id=sandbox.id,
-            generation=1,
-            status=Status.RUNNING,
-            attempt=1,
-            lease_owner=lease.owner,
-            lease_until=lease.until,
-            created_at=now,
-            started_at=now,
-        )
-        return Creation(
-            sandbox=sandbox,
-            operation=operation,
-            audit=entry_for(call, now, target=sandbox.id, template=spec.template, runtime=runtime),
-            idempotency=call.idempotency,
-            default_max_sandboxes=self._default_quota_sandboxes,
-            room=Room(memory_mib=node.memory_mib, machines=self._max_machines),
-        )
+    def _room(self, node: NodeFacts) -> Room:
+        return Room(memory_mib=node.memory_mib, machines=self._max_machines)
 
     def _now(self) -> datetime:
-        """The time as the store keeps it: in whole milliseconds, so that what was made equals what is read."""
-        now = self._clock.now().astimezone(UTC)
-        return now.replace(microsecond=now.microsecond // 1000 * 1000)
-
-
-def _new_id(prefix: str, now: datetime) -> str:
-    return make_id(prefix, unix_ms=int(now.timestamp() * 1000), randomness=os.urandom(10))
+        return self._changes.now()

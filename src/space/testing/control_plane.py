@@ -2,23 +2,26 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from space.control.keys import ProjectKeys
 from space.control.operations import Operations, Worker
 from space.control.sandboxes import Sandboxes
 from space.core.account import ALL_SCOPES, Call, IdempotencyRef, Principal
 from space.core.event import AuditEntry
 from space.core.ids import ProjectId, TokenId
-from space.core.operation import Operation
+from space.core.operation import Operation, Status
 from space.core.ports import Clock
 from space.core.sandbox import Sandbox, SandboxSpec
+from space.core.store import Changed
 from space.host.clock import SystemClock
 from space.storage.sql.store import SqlStore, open_store
 from space.testing.node import FakeNode
 from space.testing.projects import add_project
+from space.testing.sealer import FakeSealer
 from space.testing.templates import FakeTemplates
 
 PROJECT = ProjectId("prj" + "0" * 26)
@@ -70,6 +73,19 @@ class ControlPlane:
     async def delete(self, sandbox_id: str) -> Operation:
         return await self.sandboxes.delete(a_call("deleteSandbox"), sandbox_id)
 
+    async def done(self, change: Awaitable[Changed]) -> Operation:
+        """Ask for a change, e.g. `plane.sandboxes.suspend(a_call(), sandbox.id)`, and wait until it has succeeded."""
+        ended = await self.ended((await change).operation)
+        assert ended.status is Status.SUCCEEDED, ended
+        return ended
+
+    async def suspended(self, **changes: Any) -> Sandbox:
+        """Create a sandbox and suspend it."""
+        sandbox = await self.running(**changes)
+        await self.done(self.sandboxes.suspend(a_call("suspendSandbox"), sandbox.id))
+        await self.idle()
+        return await self.get(sandbox.id)
+
     async def idle(self) -> None:
         """Wait until the worker drives nothing."""
         async with asyncio.timeout(20):
@@ -99,7 +115,8 @@ async def control_plane(
     try:
         for number, project_id in enumerate((PROJECT, OTHER_PROJECT)):
             await add_project(store, project_id, name=f"project-{number}", at=clock.now())
-        worker = Worker(store, node, clock, **{"poll_seconds": 0.02, **worker_options})
+        keys = ProjectKeys(store, FakeSealer())
+        worker = Worker(store, node, clock, keys=keys, **{"poll_seconds": 0.02, **worker_options})
         sandboxes = Sandboxes(store, node, FakeTemplates(), clock, worker)
         plane = ControlPlane(store, node, clock, worker, sandboxes, Operations(store, clock))
         task = asyncio.create_task(worker.run()) if is_working else None

@@ -1,24 +1,28 @@
 """A node in memory: machines that start at once, commands whose output the test writes.
 
-It keeps the node's promises (generations and tombstones, idempotence, observations) and counts what it was asked, so
-that tests of the control plane can judge both ends.  Files are not part of it: tests of files use a real node.
+It keeps the node's promises (generations, tombstones and releases, idempotence, moments, observations) and counts what
+it was asked, so that tests of the control plane can judge both ends.  `hold` stops a call with its effect half done,
+`fail` makes calls fail.  What a machine remembers is a mapping; tests of files use `FileNode` or a real node.
 """
 
 import asyncio
+import hashlib
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from space.core.command import Pty
-from space.core.errors import FailedPrecondition, NotFound, StaleGeneration, Unsupported
+from space.core.errors import FailedPrecondition, InUse, NotFound, RuntimeFailed, StaleGeneration, Unsupported
 from space.core.file import FileEvent, FileInfo
-from space.core.ids import NodeId, ProcessId, SandboxId, SessionId
+from space.core.ids import NodeId, PooledId, ProcessId, SandboxId, SessionId, SnapshotId
 from space.core.journal import JournalRecord, RecordKind, Trimmed
 from space.core.node import Capabilities, Exit, MachineOrder, MachineRef, NodeFacts
+from space.core.pool import PoolKey, PoolOrder
 from space.core.ports import MachineExited, ProcessOrder, SessionStatus
+from space.core.snapshot import SnapshotOrder, SnapshotPlan, SnapshotRef, SnapshotResult
 
 
 @dataclass(slots=True)
@@ -35,31 +39,98 @@ class FakeSession:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(slots=True)
+class Gate:
+    """A place where a call waits, its effect half done, until the test opens it."""
+
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self) -> None:
+        self.opened.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What a snapshot of a fake machine holds."""
+
+    sandbox_id: SandboxId
+    memory: Mapping[str, Any]
+    running: Mapping[SessionId, tuple[int, int]]  #: of each process that ran, how much it had printed
+    chunks: frozenset[bytes]
+    key: bytes
+
+
 class FakeNode:
     """`core.ports.NodeClient` in memory."""
 
-    def __init__(self, *, node_id: str = "nod" + "0" * 26, memory_mib: int = 65536) -> None:
+    def __init__(
+        self,
+        *,
+        node_id: str = "nod" + "0" * 26,
+        memory_mib: int = 65536,
+        store: dict[str, Moment] | None = None,
+    ) -> None:
         self.id = NodeId(node_id)
         self.memory_mib = memory_mib
+        self.runtime = Capabilities(
+            runtime="fake", is_available=True, version="1", pause=True, memory_snapshot=True, snapshot_format="fake-1"
+        )
         self.machines: dict[SandboxId, int] = {}
+        self.memory: dict[SandboxId, dict[str, Any]] = {}  #: what the machine of each sandbox knows
+        self.stopped: set[SandboxId] = set()  #: machines that do not go on: paused, or frozen by a checkpoint
         self.started: list[MachineRef] = []  #: every machine that was really started, in order
+        self.restored: list[MachineRef] = []  #: those of them that went on from a moment
         self.seen: dict[SandboxId, int] = {}  #: highest generation; a tombstone if no machine has it
         self.tombstones: dict[SandboxId, int] = {}
+        self.released: dict[SandboxId, int] = {}  #: highest generation whose machine was given up for a snapshot
+        self.used: dict[SandboxId, datetime] = {}  #: last use that a checkpoint with `quiet_since` looks at
+        self.checkpoints: dict[SnapshotId, Moment] = {}  #: on this node's disk
+        self.objects: dict[str, Moment] = {} if store is None else store  #: in the object store, by manifest
+        self.pool: dict[PooledId, PoolKey] = {}  #: parked machines
+        self.bound: dict[PooledId, MachineRef] = {}
         self.failures: list[Exception] = []  #: raised by the next calls of `ensure`, one each
         self.remove_failures: list[Exception] = []
         self.gate: asyncio.Event | None = None  #: `ensure` waits for it, with the machine half-built
         self.entered = asyncio.Event()  #: set when `ensure` waits at the gate
         self.sessions: dict[SessionId, FakeSession] = {}
+        self._gates: dict[str, Gate] = {}
+        self._failing: dict[str, list[Exception]] = {}
         self._observations: asyncio.Queue[MachineExited | SessionStatus] = asyncio.Queue()
+
+    # What tests do
+
+    def hold(self, method: str) -> Gate:
+        """Let calls of `method` wait half-way until the gate is opened."""
+        gate = self._gates[method] = Gate()
+        return gate
+
+    def fail(self, method: str, *errors: Exception) -> None:
+        """Let the next calls of `method` fail, one with each error."""
+        self._failing[method] = list(errors)
+
+    def has_failed(self, method: str) -> bool:
+        """Whether all that was to fail has."""
+        return not self._failing.get(method)
+
+    def is_stopped(self, sandbox_id: SandboxId) -> bool:
+        return sandbox_id in self.stopped
+
+    async def _pass(self, method: str, *, is_half_done: bool = True) -> None:
+        """Fail if the test wants that, else wait at the gate if there is one."""
+        if errors := self._failing.get(method):
+            raise errors.pop(0)
+        if is_half_done and (gate := self._gates.get(method)) is not None:
+            gate.entered.set()
+            await gate.opened.wait()
 
     # Machines
 
     async def facts(self) -> NodeFacts:
-        runtime = Capabilities(runtime="fake", is_available=True, version="1", pause=True)
         return NodeFacts(
             id=self.id,
             epoch=1,
-            runtimes={"fake": runtime},
+            runtimes={"fake": self.runtime},
             vcpus=8,
             memory_mib=self.memory_mib,
             memory_available_mib=self.memory_mib,
@@ -72,20 +143,115 @@ class FakeNode:
         self._see(ref)
         if self.failures:
             raise self.failures.pop(0)
+        moment = self._moment(order.restore) if order.restore else None
+        await self._pass("ensure")
         if self.gate is not None:
             self.entered.set()
             await self.gate.wait()
-            self._see(ref)  # a delete may have come meanwhile
+        self._see(ref)  # a delete may have come meanwhile
         if self.machines.get(ref.sandbox_id) != ref.generation:
-            self.machines[ref.sandbox_id] = ref.generation
-            self.started.append(ref)
+            self._begin(ref, moment)
+
+    def _begin(self, ref: MachineRef, moment: Moment | None) -> None:
+        self.machines[ref.sandbox_id] = ref.generation
+        self.memory[ref.sandbox_id] = dict(moment.memory) if moment else {}
+        self.stopped.discard(ref.sandbox_id)
+        self.started.append(ref)
+        if moment is not None:
+            self.restored.append(ref)
+            self._take_over_sessions(ref, moment)
+
+    async def pause(self, ref: MachineRef) -> None:
+        self._machine(ref)
+        await self._pass("pause")
+        self._machine(ref)
+        self.stopped.add(ref.sandbox_id)
+
+    async def resume(self, ref: MachineRef) -> None:
+        self._machine(ref)
+        await self._pass("resume")
+        self._machine(ref)
+        self.stopped.discard(ref.sandbox_id)
+
+    async def checkpoint(self, ref: MachineRef, order: SnapshotOrder) -> SnapshotPlan:
+        self._machine(ref)
+        if order.snapshot_id not in self.checkpoints:
+            last = self.used.get(ref.sandbox_id)
+            if order.quiet_since is not None and last is not None and last > order.quiet_since:
+                raise InUse("the sandbox was used meanwhile")
+            was_stopped = ref.sandbox_id in self.stopped
+            self.stopped.add(ref.sandbox_id)
+            try:
+                await self._pass("checkpoint")
+                self._machine(ref)
+                self.checkpoints[order.snapshot_id] = self._look(ref, order)
+            except BaseException:
+                if not was_stopped:
+                    self.stopped.discard(ref.sandbox_id)
+                raise
+            if not (order.freeze or was_stopped):
+                self.stopped.discard(ref.sandbox_id)
+        moment = self.checkpoints[order.snapshot_id]
+        old = self.objects[order.base.manifest].chunks if order.base else frozenset()
+        return SnapshotPlan(
+            chunks=sorted(moment.chunks), bytes_read=len(moment.chunks), bytes_new=len(moment.chunks - old)
+        )
+
+    async def upload(self, order: SnapshotOrder) -> SnapshotResult:
+        await self._pass("upload")
+        moment = self.checkpoints.get(order.snapshot_id)
+        if moment is None:
+            raise NotFound(f"no checkpoint {order.snapshot_id} on this node")
+        old = self.objects[order.base.manifest].chunks if order.base else frozenset()
+        manifest = hashlib.sha256(order.snapshot_id.encode() + b"".join(sorted(moment.chunks))).hexdigest()
+        self.objects[manifest] = moment
+        new = len(moment.chunks - old)
+        return SnapshotResult(manifest=manifest, bytes_read=len(moment.chunks), bytes_new=new, bytes_uploaded=new)
+
+    async def discard(self, snapshot_id: SnapshotId) -> None:
+        await self._pass("discard")
+        self.checkpoints.pop(snapshot_id, None)
+
+    async def release(self, ref: MachineRef) -> None:
+        await self._pass("release")
+        self.released[ref.sandbox_id] = max(ref.generation, self.released.get(ref.sandbox_id, 0))
+        if self.machines.get(ref.sandbox_id, ref.generation + 1) <= ref.generation:
+            self._end(ref.sandbox_id)
+
+    # Machines without a sandbox
+
+    async def park(self, order: PoolOrder) -> None:
+        await self._pass("park")
+        if order.id not in self.bound:
+            self.pool[order.id] = order.key
+
+    async def bind(self, pooled_id: PooledId, order: MachineOrder) -> None:
+        self._see(order.ref)
+        await self._pass("bind")
+        self._see(order.ref)
+        if self.bound.get(pooled_id) == order.ref:
+            return
+        if pooled_id not in self.pool:
+            raise NotFound(f"machine {pooled_id} is not parked here")
+        del self.pool[pooled_id]
+        self.bound[pooled_id] = order.ref
+        self._begin(order.ref, None)
+
+    async def retire(self, pooled_id: PooledId) -> None:
+        await self._pass("retire")
+        self.pool.pop(pooled_id, None)
+
+    async def parked(self) -> Collection[PooledId]:
+        return list(self.pool)
 
     async def remove(self, ref: MachineRef, *, grace: float = 0) -> None:
         if self.remove_failures:
             raise self.remove_failures.pop(0)
+        await self._pass("remove")
         self.tombstones[ref.sandbox_id] = max(ref.generation, self.tombstones.get(ref.sandbox_id, 0))
         if self.machines.get(ref.sandbox_id, ref.generation + 1) <= ref.generation:
-            del self.machines[ref.sandbox_id]
+            self._end(ref.sandbox_id)
+        if self.machines.get(ref.sandbox_id) is None:
             self._lose(ref.sandbox_id, "stopped")
 
     async def report(self) -> Mapping[SandboxId, int]:
@@ -101,7 +267,8 @@ class FakeNode:
 
     def crash(self, sandbox_id: SandboxId, *, reason: str = "oom", is_seen: bool = True) -> None:
         """End a machine unasked; unless `is_seen`, nobody tells."""
-        generation = self.machines.pop(sandbox_id)
+        generation = self.machines[sandbox_id]
+        self._end(sandbox_id)
         if is_seen:
             ref = MachineRef(sandbox_id, generation)
             self._observations.put_nowait(MachineExited(ref=ref, exit=Exit(reason=reason, code=137)))
@@ -197,8 +364,8 @@ class FakeNode:
             for record in [record for record in session.records if record.position > position]:
                 position = record.position
                 yield record
-                if record.kind.is_final:
-                    return
+                if record.kind.is_final and session.status.exited_at is not None:
+                    return  # else it was lost, and came back with its sandbox
             if not follow:
                 return
             session.changed.clear()
@@ -254,7 +421,11 @@ class FakeNode:
         raise _no_files()
 
     def _see(self, ref: MachineRef) -> None:
-        newest = max(self.seen.get(ref.sandbox_id, 0), self.tombstones.get(ref.sandbox_id, -1) + 1)
+        newest = max(
+            self.seen.get(ref.sandbox_id, 0),
+            self.tombstones.get(ref.sandbox_id, -1) + 1,
+            self.released.get(ref.sandbox_id, -1) + 1,
+        )
         if ref.generation < newest:
             raise StaleGeneration(f"generation {ref.generation} of {ref.sandbox_id} is older than {newest}")
         self.seen[ref.sandbox_id] = ref.generation
@@ -265,6 +436,54 @@ class FakeNode:
             raise NotFound(f"no machine of {ref.sandbox_id}")
         if ref.generation < generation:
             raise StaleGeneration(f"generation {ref.generation} of {ref.sandbox_id} is older than {generation}")
+        if ref.generation > generation:
+            raise NotFound(f"no machine of generation {ref.generation} of {ref.sandbox_id}")
+
+    def _end(self, sandbox_id: SandboxId) -> None:
+        del self.machines[sandbox_id]
+        self.memory.pop(sandbox_id, None)
+        self.stopped.discard(sandbox_id)
+
+    def _look(self, ref: MachineRef, order: SnapshotOrder) -> Moment:
+        memory = dict(self.memory.get(ref.sandbox_id, {}))
+        parts = [f"{name}={value!r}".encode() for name, value in memory.items()]
+        running = {
+            session_id: (session.status.stdout_bytes, session.status.stderr_bytes)
+            for session_id, session in self.sessions.items()
+            if session.ref.sandbox_id == ref.sandbox_id and session.status.exited_at is None
+        }
+        return Moment(
+            sandbox_id=ref.sandbox_id,
+            memory=memory,
+            running=running,
+            chunks=frozenset(hashlib.sha256(part).digest() for part in (b"kernel", *parts)),
+            key=order.key,
+        )
+
+    def _moment(self, ref: SnapshotRef) -> Moment:
+        moment = self.objects.get(ref.manifest)
+        if moment is None:
+            raise NotFound(f"no manifest {ref.manifest}")
+        if moment.key != ref.key:
+            raise RuntimeFailed("the chunks do not open with this key")
+        return moment
+
+    def _take_over_sessions(self, ref: MachineRef, moment: Moment) -> None:
+        """Let the processes of this very sandbox go on; what ran later than the moment is lost."""
+        for session_id, session in self.sessions.items():
+            status = session.status
+            if session.ref.sandbox_id != ref.sandbox_id or (status.exited_at is not None and not status.is_lost):
+                continue
+            printed = moment.running.get(session_id)
+            if printed is None:
+                continue
+            session.ref = ref
+            if status.is_lost or printed != (status.stdout_bytes, status.stderr_bytes):
+                session.status = replace(
+                    status, exited_at=None, reason=None, is_lost=False, stdout_bytes=printed[0], stderr_bytes=printed[1]
+                )
+                self._append_json(session, RecordKind.ROLLED_BACK, stdout_offset=printed[0], stderr_offset=printed[1])
+                self._observations.put_nowait(session.status)
 
     def _session(self, ref: MachineRef, process_id: ProcessId) -> FakeSession:
         self._machine(ref)

@@ -20,7 +20,7 @@ class FileNode(FakeNode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.files: dict[SandboxId, dict[str, bytes | None]] = {}
+        self.files: dict[SandboxId, dict[str, bytes | None]] = self.memory  #: so that they are in its moments
         self.file_failures: list[Exception] = []  #: raised by the next changes, one each
 
     @asynccontextmanager
