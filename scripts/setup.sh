@@ -27,6 +27,8 @@ TEST_PACKAGES=(
     curl # the documents use it, and their examples are run
     shellcheck
 )
+# An S3 server to test against is an npm package; whoever has npm from elsewhere keeps it, since Debian's would conflict.
+command -v npm >/dev/null || TEST_PACKAGES+=(nodejs npm)
 
 die() { # WHAT IS WRONG, HOW TO FIX IT…
     printf '\n%s: %s\n' "$(basename "$0")" "$1" >&2

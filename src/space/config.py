@@ -57,6 +57,13 @@ class Settings(BaseSettings):
     journal_keep_hours: float = Field(default=24, gt=0)
     """How long the journal of an ended process stays readable."""
 
+    object_store_url: str | None = None
+    """Where snapshots are kept: `file:///DIRECTORY` or `s3://BUCKET/PREFIX`, whose region, credentials and endpoint come
+    from the usual `AWS_*`; default: `objects/` in the data directory."""
+
+    snapshot_cache_mib: int = Field(default=10240, ge=0)
+    """Local disk for snapshots that were made or woken here, so that waking them again downloads nothing."""
+
     slots_ahead: int = Field(default=4, ge=0)
     """Network slots kept ready beyond those in use; making one takes tens of milliseconds."""
 
@@ -115,6 +122,10 @@ class Settings(BaseSettings):
     def pool_sizes(self) -> dict[str, tuple[int, int]]:
         """The pools that are wanted: template → (min, max)."""
         return _pool_sizes(self.pools or "")
+
+    @property
+    def object_store(self) -> str:
+        return self.object_store_url or (self.data_dir.resolve() / "objects").as_uri()
 
     @property
     def data_plane_url(self) -> str:
