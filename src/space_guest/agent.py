@@ -12,6 +12,7 @@ from space_guest import machine
 from space_guest.archive import Archives
 from space_guest.connection import Connection
 from space_guest.files import Files
+from space_guest.identity import Identity
 from space_guest.loop import Loop
 from space_guest.process import Process
 from space_guest.processes import Processes
@@ -42,6 +43,7 @@ class Agent:
         self.server = Server(self.loop, self, token, address)
         self.workers = Workers(self.loop)
         self.watches = Watches(self.loop)
+        self.identity = Identity()
         files = Files(self.users, default_user)
         archives = Archives(files)
         self._ops: dict[str, Callable[[Request], None]] = {
@@ -64,10 +66,13 @@ class Agent:
             "set_clock": self._set_clock,
             "add_entropy": self._add_entropy,
             "personalise": self._personalise,
+            "prewarm": self._prewarm,
+            "quiesce": self._quiesce,
         }
 
     def run(self) -> None:
         self.processes.prepare()
+        self.loop.call_soon(self.identity.write_files)
         signal.set_wakeup_fd(self.loop.wake_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: self.loop.call_threadsafe(self._reap))
         signal.signal(signal.SIGTERM, lambda number, frame: self.loop.call_threadsafe(self._end))
@@ -123,25 +128,33 @@ class Agent:
         request.reply({})
 
     def _personalise(self, request: Request) -> None:
-        """Become another machine after a restore: another name, environment and token, and a boot id of its own.
+        """Become another machine after a restore or for a sandbox: all of it in one request, or nothing.
 
         The present connection stays; the next one must know the new token.
         """
-        hostname, env, token = (request.args.get(name) for name in ("hostname", "env", "token"))
-        if hostname is not None and not isinstance(hostname, str):
-            raise Refused("invalid_request", "hostname is a string")
+        env, token = request.args.get("env"), request.args.get("token")
         if env is not None and not (isinstance(env, dict) and all(isinstance(value, str) for value in env.values())):
             raise Refused("invalid_request", "env maps strings to strings")
         if token is not None and not (isinstance(token, str) and len(token) >= MIN_TOKEN):
             raise Refused("invalid_request", "the token is too short")
-        if hostname is not None:
-            machine.set_hostname(hostname)
+        self.identity.check(request.args)
+        self.identity.apply(request.args)
         if env is not None:
             self.processes.env = env
+        if request.args.get("disown") is True:
+            self.processes.disown()
         if token is not None:
-            self.server.token = token
+            self.server.renew(token)
         self.boot_id = os.urandom(16).hex()
         request.reply({"boot_id": self.boot_id})
+
+    def _prewarm(self, request: Request) -> None:
+        self.processes.prewarm(lambda: request.reply({}))
+
+    def _quiesce(self, request: Request) -> None:
+        """Answer, then hang up on everybody: a socket that is connected at a checkpoint haunts the restored kernel."""
+        request.reply({})
+        self.server.hang_up()
 
     # The first process's duties
 

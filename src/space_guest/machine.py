@@ -1,4 +1,4 @@
-"""The machine as a whole: what it uses, its clock, its randomness, who it is."""
+"""The machine as a whole: what it uses, its clock, its randomness."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import socket
 import time
 from struct import Struct
 
@@ -42,11 +41,19 @@ def stats() -> dict[str, float]:
     return found
 
 
-def set_clock(args: dict[str, Any]) -> None:
-    """Set the time of day; gVisor takes the host's by itself and answers `unsupported`."""
+def time_of_day(args: dict[str, Any]) -> float:
+    """Return the time that a request wants it to be."""
     seconds = args.get("unix_seconds")
     if not isinstance(seconds, int | float) or not 0 <= seconds < 2**33:
         raise Refused("invalid_request", "unix_seconds is a time")
+    return seconds
+
+
+def set_clock(args: dict[str, Any]) -> None:
+    """Set the time of day; gVisor takes the host's by itself and answers `unsupported`."""
+    seconds = time_of_day(args)
+    if os.getpid() != 1:
+        raise Refused("unsupported", "the clock is not this machine's")
     try:
         time.clock_settime(time.CLOCK_REALTIME, seconds)
     except OSError as error:
@@ -54,29 +61,25 @@ def set_clock(args: dict[str, Any]) -> None:
         raise Refused(code, errno=error.errno) from None
 
 
-def add_entropy(args: dict[str, Any]) -> None:
-    """Mix random bytes into the kernel's pool and have it used at once, so that clones of a machine part ways."""
+def entropy(args: dict[str, Any]) -> bytes:
+    """Return the random bytes of a request."""
     try:
         data = bytes.fromhex(args.get("hex", ""))
     except (TypeError, ValueError):
         data = b""
     if not 0 < len(data) <= MAX_ENTROPY:
         raise Refused("invalid_request", f"1 to {MAX_ENTROPY} bytes in hexadecimal")
+    return data
+
+
+def add_entropy(args: dict[str, Any]) -> None:
+    """Mix random bytes into the kernel's pool and have it used at once, so that clones of a machine part ways."""
+    data = entropy(args)
     try:
         with open("/dev/random", "wb", buffering=0) as device:
             fcntl.ioctl(device, RNDADDENTROPY, _ENTROPY.pack(len(data) * 8, len(data)) + data)
             with contextlib.suppress(OSError):
                 fcntl.ioctl(device, RNDRESEEDCRNG)
     except OSError:
-        with open("/dev/urandom", "wb", buffering=0) as device:
+        with contextlib.suppress(OSError), open("/dev/urandom", "wb", buffering=0) as device:  # it may lack /dev
             device.write(data)
-
-
-def set_hostname(name: str) -> None:
-    """Name the machine."""
-    if not 0 < len(name) <= 64 or not all(part.isalnum() for part in name.replace(".", "-").split("-")):
-        raise Refused("invalid_request", "not a host name")
-    try:
-        socket.sethostname(name)
-    except OSError as error:
-        raise Refused("unsupported", errno=error.errno) from None

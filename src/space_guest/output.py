@@ -32,6 +32,11 @@ class OutputStream:
         return self.base + len(self._kept)
 
     @property
+    def kept(self) -> bytes:
+        """What was not acknowledged yet."""
+        return bytes(self._kept)
+
+    @property
     def room(self) -> int:
         """How many bytes may be appended now."""
         return max(0, self._budget.window - len(self._kept))

@@ -21,6 +21,10 @@ class Link(Protocol):
 
     def close(self) -> None: ...
 
+    def finish(self) -> None:
+        """Send what waits, then close; the owner calls `Connection.lost`."""
+        ...
+
 
 class Services(Protocol):
     """What a connection serves."""

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+from collections.abc import Callable
 
 from space_guest.loop import Loop, Timer
 from space_guest.output import Budget
@@ -42,6 +43,24 @@ class Processes:
         """Have the spawner of the default user ready before the first command."""
         with contextlib.suppress(NoSuchUser, SpawnFailed):
             self._spawners.of(self._users.find(self.default_user))
+
+    def prewarm(self, done: Callable[[], None]) -> None:
+        """Run a shell as the default user and call `done`: the first command then meets warm caches and no fork."""
+        try:
+            user = self._users.find(self.default_user)
+            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            fds = (null, os.dup(null))
+            env = {b"PATH": DEFAULT_PATH.encode()}
+            spawner = self._spawners.of(user)
+            spawner.spawn(_Rehearsal(done), [b"sh", b"-c", b":"], env, [b"/"], fds, is_terminal=False)
+        except (NoSuchUser, SpawnFailed, OSError):
+            done()
+
+    def disown(self) -> None:
+        """Let every process run on, but as nobody's: its output is dropped and its end reported to no one."""
+        running, self._running = self._running, {}
+        for each in running.values():
+            each.disown()
 
     def find(self, process_id: str) -> Process | None:
         found = self._running.get(process_id)
@@ -85,10 +104,7 @@ class Processes:
         if process.ended is None:
             raise Refused("failed_precondition", "the process still runs")
         del self._running[process_id]
-        if process.connection is not None:
-            process.connection.release(process)
-        for stream in process.streams.values():
-            stream.discard()
+        drop(process)
 
     def describe(self) -> list[dict[str, Any]]:
         return [running.process.describe() for running in self._running.values()]
@@ -112,6 +128,21 @@ class Processes:
     @property
     def spawners(self) -> Spawners:
         return self._spawners
+
+
+class _Rehearsal:
+    """The order of a process of which nobody wants to know more than that it is over."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = done
+
+    def started(self, os_pid: int) -> None: ...
+
+    def failed(self, failure: SpawnFailed) -> None:
+        self._done()
+
+    def exited(self, status: int | None) -> None:
+        self._done()
 
 
 class _Order:
@@ -152,6 +183,7 @@ class RunningProcess:
         self._writer: Writer | None = None
         self._status: int | None = None
         self._is_over = False
+        self._is_disowned = False
         self._reason: str | None = None
         self._signalled: set[int] = set()
         self._deadline: Timer | None = None
@@ -221,6 +253,24 @@ class RunningProcess:
         for reader in self._readers.values():
             reader.resume()
 
+    def disown(self) -> None:
+        """Have its output read and dropped; what it has on stdin stays open, since its end might end the process."""
+        drop(self.process)
+        for reader in self._readers.values():
+            reader.discard()
+        self._is_disowned = True
+        if self._is_over:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        for timer in (self._deadline, self._patience):
+            if timer is not None:
+                timer.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        if PTY in self._readers:
+            self._readers[PTY].close()
+
     def failed(self, failure: SpawnFailed) -> None:
         self._close()
         self._owner.failed(self.process, failure)
@@ -232,6 +282,9 @@ class RunningProcess:
         beyond those bytes there is only a short grace for end of file.
         """
         self._status, self._is_over = status, True
+        if self._is_disowned:
+            self._abandon()
+            return
         if self._deadline is not None:
             self._deadline.cancel()
         if self._writer is not None:
@@ -248,7 +301,7 @@ class RunningProcess:
 
     def _advance(self) -> None:
         """Finish once every stream has ended, or has given what was owed and the grace is over."""
-        if not self._is_over or self.process.ended is not None:
+        if not self._is_over or self._is_disowned or self.process.ended is not None:
             return
         for reader in self._readers.values():
             if not (reader.is_closed or (reader.owed <= 0 and not self._is_patient)):
@@ -300,6 +353,14 @@ class RunningProcess:
             reader.close()
         if self._writer is not None:
             self._writer.close()
+
+
+def drop(process: Process) -> None:
+    """Let go of a process that nobody will ask for any more."""
+    if process.connection is not None:
+        process.connection.release(process)
+    for stream in process.streams.values():
+        stream.discard()
 
 
 def _text(args: dict[str, Any], name: str) -> str | None:

@@ -47,6 +47,22 @@ class Server:
         if previous is not None:
             previous.lost()
 
+    def renew(self, token: str) -> None:
+        """Let nobody in any more but who knows this token; the present connection stays."""
+        self.token = token
+        self._drop_strangers()
+
+    def hang_up(self) -> None:
+        """Close every connection, the present one once what it was told is on its way."""
+        self._drop_strangers()
+        if self.present is not None:
+            self.present.link.finish()
+            self.present = None
+
+    def _drop_strangers(self) -> None:
+        while self._strangers:
+            self._strangers.popleft().connection.lost()
+
     def _accept(self, events: int) -> None:
         try:
             client, _ = self._listener.accept()
@@ -70,6 +86,7 @@ class SocketLink:
         self._size = 0
         self._is_blocked = False
         self._is_due = False
+        self._is_ending = False
         self.connection = Connection(self, services, token)
         self._greeting: Timer | None = loop.call_later(GREETING_SECONDS, self._lose_stranger)
         loop.watch(client.fileno(), READ, self._ready)
@@ -90,6 +107,14 @@ class SocketLink:
         elif not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._flush_due)
+
+    def finish(self) -> None:
+        """Send what waits, then hang up."""
+        self._is_ending = True
+        if self._waiting and not self._is_blocked:
+            self._flush()
+        elif not self._waiting:
+            self.connection.lost()
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
@@ -156,6 +181,8 @@ class SocketLink:
             self._loop.call_later(0, self.connection.lost)  # not now: the caller is in the middle of a frame
             return
         self._block(False)
+        if self._is_ending:
+            self._loop.call_later(0, self.connection.lost)  # not now, as above
 
     def _block(self, is_blocked: bool) -> None:
         if is_blocked != self._is_blocked:

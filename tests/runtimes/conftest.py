@@ -36,7 +36,13 @@ def server(port: int, program: str) -> tuple[list[str], dict[str, str]]:
 
 
 def echo_server(spec: MachineSpec, token_path: str) -> tuple[list[str], dict[str, str]]:
-    return server(spec.agent_port, "/bin/cat")
+    """Echo on one port and count callers on another, as the suite wants it.
+
+    The token's pipe is closed as the agent does when it has read it: a descriptor of the host cannot be saved.
+    """
+    counter = f"i=0; while :; do i=$((i + 1)); echo $i | nc -l -p {spec.agent_port + 2}; done"
+    (shell, option, echo), env = server(spec.agent_port, "/bin/cat")
+    return [shell, option, f"exec 3<&-; ({counter}) & {echo}"], env
 
 
 def shell_server(spec: MachineSpec, token_path: str) -> tuple[list[str], dict[str, str]]:

@@ -12,6 +12,7 @@ from space.core.node import Exit, MachineSpec, Slot
 from space.core.ports import Machine
 from space.core.sandbox import Resources
 from space.testing.conformance.runtime import RuntimeConformance
+from space.testing.conformance.snapshot import SnapshotConformance
 from space.testing.runtime import FakeFileStores, FakeHost, FakeNetwork, FakeRuntime, memory_streams
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +66,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
 
 
-class TestFakeRuntime(RuntimeConformance):
+class TestFakeRuntime(RuntimeConformance, SnapshotConformance):
     pass
 
 

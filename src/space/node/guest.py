@@ -1,13 +1,15 @@
 """The node's end of the channel to one guest agent: what the rest of the node uses."""
 
 import asyncio
+import contextlib
+import os
 import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from space.core.command import CommandSpec, Pty
-from space.core.errors import GuestUnreachable, InvalidRequest, NotFound, PayloadTooLarge
+from space.core.errors import GuestUnreachable, InvalidRequest, NotFound, PayloadTooLarge, Unsupported
 from space.core.ids import ProcessId
 from space.core.ports import ByteStream
 from space.node.guest_errors import SpawnFailed
@@ -18,6 +20,7 @@ from space_guest.protocol import ProtocolError
 __all__ = ["Deliver", "Exited", "Guest", "Output", "ProcessStatus", "SpawnFailed"]
 
 START_SECONDS = 90.0
+FRESH_BYTES = 64
 _MEASURE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
@@ -73,11 +76,61 @@ class Guest(GuestFiles):
         await self._call("add_entropy", {"hex": data.hex()}, subject="the random generator")
 
     async def personalise(
-        self, *, hostname: str | None = None, env: Mapping[str, str] | None = None, token: str | None = None
+        self,
+        *,
+        hostname: str | None = None,
+        env: Mapping[str, str] | None = None,
+        token: str | None = None,
+        disown: bool = False,
+        entropy: bytes | None = None,
+        unix_seconds: float | None = None,
     ) -> None:
-        """Make a restored machine another one; what is None stays.  The next connection must know the new token."""
-        args = {"hostname": hostname, "env": None if env is None else dict(env), "token": token}
-        await self._call("personalise", args, subject="the machine's identity")
+        """Make a restored or parked machine another one, in one round trip; what is None stays.
+
+        In any case it gets a new machine id and boot id, `entropy` in its generators (64 fresh bytes if None) and the
+        time (this host's if None) where its kernel does not take the host's.  `env` lies below each command's own.
+        The next connection must know the new token.  With `disown`, for a fork, the processes that it came with run on
+        but are not listed any more; their output is dropped and their ends are told to nobody.
+
+        Raises:
+            InvalidRequest: one of them cannot be right; nothing was changed.
+            Unsupported: its kernel does not let it be renamed; nothing was changed.
+        """
+        args = {
+            "hostname": hostname,
+            "env": None if env is None else dict(env),
+            "token": token,
+            "disown": disown,
+            "hex": (os.urandom(FRESH_BYTES) if entropy is None else entropy).hex(),
+            "unix_seconds": time.time() if unix_seconds is None else unix_seconds,
+        }
+        boot_id = (await self._call("personalise", args, subject="the machine's identity")).get("boot_id")
+        if isinstance(boot_id, str):
+            self.boot_id = boot_id[:64]
+
+    async def prewarm(self) -> None:
+        """Have the agent ready to run the default user's first command as fast as any other.
+
+        Returns once a first process has been started and has ended; harmless at any time.
+        """
+        with contextlib.suppress(Unsupported):  # an agent from before an update, in a machine that runs since then
+            await self._call("prewarm", {})
+
+    async def quiesce(self, *, seconds: float = 5.0) -> None:
+        """Take leave before a checkpoint: returns once the agent has hung up, which ends `run`; then call `aclose`.
+
+        All that it had sent was received.  Output that was not acknowledged is part of the checkpoint, and is sent
+        again after `attach`.  Until the machine has been saved nobody may connect: a socket that is connected at that
+        moment goes on being reported as ready to whoever waits for it in the restored machine.
+
+        Raises:
+            GuestUnreachable: the agent did not answer, or not in time.
+        """
+        with contextlib.suppress(Unsupported):
+            await self._call("quiesce", {}, seconds=seconds)
+            with contextlib.suppress(TimeoutError):  # closing it is enough for an agent that goes on listening
+                async with asyncio.timeout(seconds):
+                    await self._has_ended.wait()
 
     # Processes
 

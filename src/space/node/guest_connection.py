@@ -66,6 +66,7 @@ class GuestConnection:
         self._is_unread = asyncio.Event()
         self._undelivered = 0
         self._error: SpaceError | None = None
+        self._has_ended = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self._owned: set[asyncio.Task[None]] = set()
 
@@ -174,6 +175,7 @@ class GuestConnection:
         if self._error is not None:
             return
         self._error = error
+        self._has_ended.set()
         self._has_room.set()
         channels, self._channels = self._channels, {}
         for channel in channels.values():

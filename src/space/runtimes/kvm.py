@@ -58,7 +58,7 @@ class Planned:
             reasons["kvm"] = no_kvm
         return Capabilities(runtime=self._name, is_available=False, reasons=reasons)
 
-    async def start(self, spec: MachineSpec) -> Machine:
+    async def start(self, spec: MachineSpec, *, snapshot: Path | None = None) -> Machine:
         raise Unsupported(f"{self._name} is {NOT_YET}", feature=self._name)
 
     async def recover(self, handle: MachineHandle, spec: MachineSpec) -> Machine | None:

@@ -3,61 +3,99 @@
     guest = FakeGuest(token="…")
     stream = await guest.connect()        # or give `guest.serve` to something that accepts connections
 
-`FakeGuest.answer` is a guest factory for `FakeRuntime`.  Programs are those of `guest_programs`; whoever fuzzes the API
-above it reaches nothing else.
+`FakeGuest.answer` is a guest factory for `FakeRuntime`; such a guest can be saved and restored.  Programs are those of
+`guest_programs`; whoever fuzzes the API above it reaches nothing else.
 """
 
 import asyncio
 import contextlib
+import json
 import os
-import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from space.core.node import MachineSpec
 from space.core.ports import ByteStream
 from space.testing.guest_files import MemoryFiles, file_requests
-from space.testing.guest_programs import PROGRAMS, Program, ProgramIo
+from space.testing.guest_process import FakeProcess
+from space.testing.guest_programs import PROGRAMS
 from space.testing.runtime import memory_streams
+from space_guest.agent import MIN_TOKEN
 from space_guest.connection import Connection
-from space_guest.output import Budget, OutputStream
-from space_guest.process import Ended, Process
+from space_guest.identity import HOSTNAME
+from space_guest.output import Budget
+from space_guest.process import Process
 from space_guest.protocol import PTY, ProtocolError
 from space_guest.request import Refused, Request
 
 memory_stream_pair = memory_streams
 USERS = frozenset({"root", "user", "nobody"})
 HIGH_WATER = 1024 * 1024
-_HARMLESS = frozenset({"SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH", "SIGSTOP", "SIGTSTP"})
 
 
 class FakeGuest:
     """One guest; it outlives its connections, as a machine does."""
 
-    def __init__(self, *, token: str, default_user: str = "user") -> None:
+    def __init__(self, *, token: str, default_user: str = "user", hostname: str = "sandbox") -> None:
         self.boot_id = os.urandom(16).hex()
+        self.machine_id = ""
+        self.hostname = hostname
         self.files = MemoryFiles(default_user)
         self.env: dict[str, str] = {}
         self._token = token
         self._default_user = default_user
         self._budget = Budget()
-        self._processes: dict[str, _FakeProcess] = {}
+        self._processes: dict[str, FakeProcess] = {}
+        self._disowned: set[FakeProcess] = set()
         self._present: Connection | None = None
         self._tasks: set[asyncio.Future[None]] = set()
         self._requests = file_requests(self.files)
-        self._pids = iter(range(2, 1 << 22))
+        self._last_pid = 1
+        self._take_name()
 
     @classmethod
-    def answer(cls, spec: MachineSpec) -> Callable[[int], Callable[[ByteStream], Awaitable[None]]]:
-        """Make a guest for a machine of `FakeRuntime`; it listens on the agent's port only."""
-        guest = cls(token=spec.token, default_user=spec.default_user)
+    def answer(cls, spec: MachineSpec, state: bytes | None = None) -> "AnsweringGuest":
+        """Make a guest for a machine of `FakeRuntime`, new or from what `save` returned."""
+        if state is None:
+            guest = cls(token=spec.token, default_user=spec.default_user, hostname=spec.hostname)
+        else:
+            guest = cls.load(state)
+        return AnsweringGuest(guest, spec.agent_port)
 
-        def listen(port: int) -> Callable[[ByteStream], Awaitable[None]]:
-            if port != spec.agent_port:
-                raise ConnectionRefusedError(f"nothing listens on port {port}")
-            return guest.serve
+    def save(self) -> bytes:
+        """Return the guest's memory: identity, files, and processes with the output that nobody has acknowledged."""
+        saved = {
+            "boot_id": self.boot_id,
+            "token": self._token,
+            "default_user": self._default_user,
+            "hostname": self.hostname,
+            "machine_id": self.machine_id,
+            "env": self.env,
+            "last_pid": self._last_pid,
+            "files": self.files.save(),
+            "processes": [running.save() for running in self._processes.values()],
+            "disowned": [running.save() for running in self._disowned if running.process.ended is None],
+        }
+        return json.dumps(saved).encode()
 
-        return listen
+    @classmethod
+    def load(cls, state: bytes) -> "FakeGuest":
+        """Return a guest that goes on from what `save` returned; several may."""
+        saved = json.loads(state)
+        guest = cls(token=saved["token"], default_user=saved["default_user"], hostname=saved["hostname"])
+        guest.boot_id, guest.machine_id, guest.env = saved["boot_id"], saved["machine_id"], saved["env"]
+        guest._last_pid = saved["last_pid"]
+        guest.files.load(saved["files"])
+        for kind in ("processes", "disowned"):
+            for each in saved[kind]:
+                program = PROGRAMS[str(each["args"]["argv"][0]).rpartition("/")[2]]
+                running = FakeProcess.load(each, program, files=guest.files, budget=guest._budget)
+                if kind == "processes":
+                    guest._processes[running.process.id] = running
+                else:
+                    guest._disown(running)
+                guest.own(running.run())
+        return guest
 
     async def connect(self) -> ByteStream:
         """Return the node's end of a new connection."""
@@ -119,7 +157,17 @@ class FakeGuest:
         program = PROGRAMS.get(name)
         if program is None:
             raise Refused("spawn_failed", "there is no such program", exit_code=127)
-        running = self._processes[process_id] = _FakeProcess(self, process_id, args, program, next(self._pids), cwd)
+        self._last_pid += 1
+        running = self._processes[process_id] = FakeProcess(
+            process_id,
+            args,
+            program,
+            os_pid=self._last_pid,
+            cwd=cwd,
+            env=self.env,
+            files=self.files,
+            budget=self._budget,
+        )
         self.own(running.run())
         return running.process
 
@@ -128,21 +176,48 @@ class FakeGuest:
             self.own(self._requests[op](request))
             return
         match op:
-            case "ping" | "set_clock" | "add_entropy":
+            case "ping" | "set_clock" | "add_entropy" | "prewarm":
                 request.reply({})
             case "stats":
                 request.reply({"cpu_seconds": 1.5, "memory_bytes": 32 << 20, "pids": 1 + len(self._processes)})
             case "processes":
                 request.reply({"processes": [running.process.describe() for running in self._processes.values()]})
             case "personalise":
-                self.env = request.args.get("env") or self.env
-                self._token = request.args.get("token") or self._token
-                self.boot_id = os.urandom(16).hex()
-                request.reply({"boot_id": self.boot_id})
+                self._personalise(request)
+            case "quiesce":
+                request.reply({})
+                if self._present is not None:
+                    self._present.link.finish()
             case "signal" | "resize" | "forget":
                 self._tell(op, request)
             case _:
                 raise Refused("unsupported", "this agent does not know the request")
+
+    def _personalise(self, request: Request) -> None:
+        args = request.args
+        if len(args.get("token") or "a token that is long enough") < MIN_TOKEN:
+            raise Refused("invalid_request", "the token is too short")
+        if args.get("hostname") is not None and not HOSTNAME.fullmatch(args["hostname"]):
+            raise Refused("invalid_request", "not a host name")
+        self.env = self.env if args.get("env") is None else args["env"]
+        self._token = args.get("token") or self._token
+        self.hostname = args.get("hostname") or self.hostname
+        if args.get("disown") is True:
+            processes, self._processes = self._processes, {}
+            for running in processes.values():
+                self._disown(running)
+        self._take_name()
+        self.boot_id = os.urandom(16).hex()
+        request.reply({"boot_id": self.boot_id})
+
+    def _take_name(self) -> None:
+        self.machine_id = os.urandom(16).hex()
+        for name, text in (("hostname", self.hostname), ("machine-id", self.machine_id)):
+            self.files.write(f"/etc/{name}", f"{text}\n".encode(), mode=0o644, user="root")
+
+    def _disown(self, running: FakeProcess) -> None:
+        running.drop()
+        self._disowned.add(running)
 
     def _tell(self, op: str, request: Request) -> None:
         running = self._processes.get(str(request.args.get("process_id")))
@@ -157,84 +232,27 @@ class FakeGuest:
             raise Refused("failed_precondition", "the process has no terminal")
         request.reply({})
 
-    def _forget(self, running: "_FakeProcess") -> None:
-        process = running.process
-        if process.ended is None:
+    def _forget(self, running: FakeProcess) -> None:
+        if running.process.ended is None:
             raise Refused("failed_precondition", "the process still runs")
-        del self._processes[process.id]
-        if process.connection is not None:
-            process.connection.release(process)
-        for stream in process.streams.values():
-            stream.discard()
-
-    @property
-    def budget(self) -> Budget:
-        return self._budget
+        del self._processes[running.process.id]
+        running.drop()
 
 
-class _FakeProcess:
-    """A program that runs as a task."""
+class AnsweringGuest:
+    """A fake guest on the agent's port of a machine of `FakeRuntime`, and on no other."""
 
-    def __init__(
-        self, guest: FakeGuest, process_id: str, args: dict[str, Any], program: Program, os_pid: int, cwd: str
-    ) -> None:
-        is_terminal = args.get("pty") is not None
-        self.process = Process(process_id, pty=is_terminal, stdin=args.get("stdin") is True, budget=guest.budget)
-        self._program = program
-        self._os_pid = os_pid
-        self._timeout = args.get("timeout") or None
-        self._task: asyncio.Task[int] | None = None
-        self._ended: Ended | None = None
-        self._room = asyncio.Event()
-        self.process.on_room = self._has_room
-        user = args.get("user") or "user"
-        env = {"HOME": "/home/user", "USER": user, "PATH": "/usr/bin:/bin", "PWD": cwd, **guest.env, **args["env"]}
-        self._io = ProgramIo(args["argv"], env, cwd, guest.files, self._write, is_terminal=is_terminal)
-        self.process.on_stdin = self._take
-        self.process.on_stdin_end = self._io.end_stdin
-        if not self.process.is_stdin_open:
-            self._io.end_stdin()
+    def __init__(self, guest: FakeGuest, port: int) -> None:
+        self.guest = guest
+        self._port = port
 
-    async def run(self) -> None:
-        await asyncio.sleep(0)  # as a real one, it starts after the request was taken
-        self.process.started(self._os_pid)
-        self._task = asyncio.ensure_future(self._program(self._io))
-        try:
-            async with asyncio.timeout(self._timeout):
-                code = await self._task
-            ended = Ended(code & 255)
-        except TimeoutError:
-            ended = Ended(None, "SIGKILL", "timeout")
-        except asyncio.CancelledError:
-            if self._ended is None:
-                raise
-            ended = self._ended
-        self.process.finish(ended)
+    def __call__(self, port: int) -> Callable[[ByteStream], Awaitable[None]]:
+        if port != self._port:
+            raise ConnectionRefusedError(f"nothing listens on port {port}")
+        return self.guest.serve
 
-    def signal(self, name: str) -> None:
-        if name not in signal.Signals.__members__:
-            raise Refused("invalid_request", "there is no such signal")
-        if self.process.ended is None and self._task is not None and name not in _HARMLESS:
-            self._ended = Ended(None, name, "killed")
-            self._task.cancel()
-
-    def _take(self, data: bytes) -> None:
-        self._io.give_stdin(data, lambda: self.process.consumed(len(data)))
-
-    async def _write(self, number: int, data: bytes) -> None:
-        view = memoryview(data)
-        stream = self.process.streams[number]
-        while view:
-            while not stream.room:
-                self._room.clear()
-                await self._room.wait()
-            count = min(len(view), stream.room)
-            self.process.append(number, bytes(view[:count]))
-            view = view[count:]
-            await asyncio.sleep(0)
-
-    def _has_room(self, stream: OutputStream) -> None:
-        self._room.set()
+    def save(self) -> bytes:
+        return self.guest.save()
 
 
 class _Link:
@@ -258,6 +276,9 @@ class _Link:
     def close(self) -> None:
         self._is_closed = True
         self._changed.set()
+
+    def finish(self) -> None:
+        self.close()  # `run` sends what waits first
 
     async def run(self, stream: ByteStream) -> None:
         while True:

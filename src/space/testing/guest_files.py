@@ -1,6 +1,7 @@
 """The files of a fake guest: a tree in memory with the agent's requests on top, errors and all."""
 
 import asyncio
+import base64
 import errno
 import io
 import json
@@ -144,6 +145,26 @@ class MemoryFiles:
         """Call `call(kind, path)` for each change; return how to stop."""
         self._listeners.append(call)
         return lambda: self._listeners.remove(call)
+
+    # Saved
+
+    def save(self) -> dict[str, Any]:
+        """Return the tree in JSON's terms."""
+        return {
+            path: [
+                None if entry.content is None else base64.b64encode(entry.content).decode(),
+                *(entry.mode, entry.user, entry.modified_ns, entry.version),
+            ]
+            for path, entry in self._entries.items()
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Become the tree that was saved."""
+        self._entries = {
+            path: Entry(None if content is None else base64.b64decode(content), mode, user, modified_ns, version)
+            for path, (content, mode, user, modified_ns, version) in saved.items()
+        }
+        self._versions = max((entry.version for entry in self._entries.values()), default=0)
 
     def _put(self, path: str, entry: Entry) -> None:
         self._versions += 1

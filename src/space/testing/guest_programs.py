@@ -33,6 +33,32 @@ class _Stdin:
         return data
 
 
+class Naps:
+    """How long the programs of a process have slept; one that is run again has slept `owed` seconds already."""
+
+    def __init__(self) -> None:
+        self.owed = 0.0
+        self._slept = 0.0
+        self._since: float | None = None
+
+    @property
+    def slept(self) -> float:
+        """Seconds until now, which is what a later run is owed."""
+        begun = 0.0 if self._since is None else asyncio.get_running_loop().time() - self._since
+        return self._slept + begun + self.owed
+
+    async def sleep(self, seconds: float) -> None:
+        known = min(seconds, self.owed)
+        self.owed -= known
+        self._slept += known
+        self._since = asyncio.get_running_loop().time()
+        try:
+            await asyncio.sleep(seconds - known)
+        finally:
+            self._since = None
+        self._slept += seconds - known
+
+
 class ProgramIo:
     """What a program sees of its process."""
 
@@ -45,6 +71,7 @@ class ProgramIo:
         write: Write,
         *,
         is_terminal: bool = False,
+        naps: Naps | None = None,
     ) -> None:
         self.argv = argv
         self.env = env
@@ -52,6 +79,7 @@ class ProgramIo:
         self.files = files
         self._write = write
         self._is_terminal = is_terminal
+        self.naps = naps or Naps()
         self._stdin = _Stdin()
 
     async def out(self, data: bytes) -> None:
@@ -78,7 +106,7 @@ class ProgramIo:
         async def write(number: int, data: bytes) -> None:
             await self._write(STDERR if to_stderr and number == STDOUT else number, data)
 
-        found = ProgramIo(argv, self.env, self.cwd, self.files, write, is_terminal=self._is_terminal)
+        found = ProgramIo(argv, self.env, self.cwd, self.files, write, is_terminal=self._is_terminal, naps=self.naps)
         found._stdin = self._stdin
         return found
 
@@ -140,7 +168,7 @@ async def _sleep(io: ProgramIo) -> int:
     except (IndexError, ValueError):
         await io.err(b"sleep: invalid time interval\n")
         return 1
-    await asyncio.sleep(min(max(seconds, 0), 86_400))
+    await io.naps.sleep(min(max(seconds, 0), 86_400))
     return 0
 
 

@@ -6,22 +6,35 @@ asked of the host: let the next start fail, let a machine die, let it not answer
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
-from space.core.errors import GuestUnreachable, InsufficientStorage, RuntimeFailed
+from space.core.errors import FailedPrecondition, GuestUnreachable, InsufficientStorage, RuntimeFailed
 from space.core.node import Capabilities, Exit, MachineHandle, MachineSpec
 from space.core.ports import ByteStream
 from space.core.sandbox import Resources
 
 #: Serves one connection to a guest port until its stream ends.
 Serve = Callable[[ByteStream], Awaitable[None]]
-#: Makes what answers on a machine's ports, one for each machine.
-GuestFactory = Callable[[MachineSpec], Callable[[int], Serve]]
+#: Makes what answers on a machine's ports, one for each machine; to go on from a snapshot, it is given the `bytes` that
+#: `SavedGuest.save` returned as a second argument.
+GuestFactory = Callable[..., Callable[[int], Serve]]
 
 CAPACITY = 256 * 1024
+STATE = "guest.state"  #: the one file of a snapshot
+
+
+@runtime_checkable
+class SavedGuest(Protocol):
+    """What answers on a machine's ports, if its memory can be written down."""
+
+    def __call__(self, port: int) -> Serve: ...
+
+    def save(self) -> bytes: ...
 
 
 class MemoryStream:
@@ -77,19 +90,28 @@ def memory_streams() -> tuple[MemoryStream, MemoryStream]:
     return near, far
 
 
-def echo_guest(spec: MachineSpec) -> Callable[[int], Serve]:
-    """Answer on the agent's port with what was received, and on no other."""
+class EchoGuest:
+    """Answers on the agent's port with what was received; two ports above, counts its callers; can be saved."""
 
-    async def echo(stream: ByteStream) -> None:
+    def __init__(self, spec: MachineSpec, state: bytes | None = None) -> None:
+        self._port = spec.agent_port
+        self._callers = 0 if state is None else int(state)
+
+    def __call__(self, port: int) -> Serve:
+        if port not in (self._port, self._port + 2):
+            raise ConnectionRefusedError(f"nothing listens on port {port}")
+        return self._echo if port == self._port else self._count
+
+    def save(self) -> bytes:
+        return str(self._callers).encode()
+
+    async def _echo(self, stream: ByteStream) -> None:
         while data := await stream.receive():
             await stream.send(data)
 
-    def listen(port: int) -> Serve:
-        if port != spec.agent_port:
-            raise ConnectionRefusedError(f"nothing listens on port {port}")
-        return echo
-
-    return listen
+    async def _count(self, stream: ByteStream) -> None:
+        self._callers += 1
+        await stream.send(f"{self._callers}\n".encode())
 
 
 @dataclass(eq=False)
@@ -120,32 +142,47 @@ class _Running:
 class FakeHost:
     """The kernel behind `FakeRuntime`: keeps machines while the node comes and goes."""
 
-    def __init__(self, guest: GuestFactory = echo_guest) -> None:
+    def __init__(self, guest: GuestFactory = EchoGuest) -> None:
         self.guest = guest
         self.machines: dict[str, _Running] = {}
         self.start_seconds = 0.0  #: how long a start takes
         self.unreachable: set[str] = set()  #: machines that do not answer
+        self.snapshot_seconds = 0.0  #: how long a snapshot takes
         self._failures: list[Exception] = []
+        self._snapshot_failures: list[Exception] = []
         self._pids = count(1_000_000)
 
     def fail_next_start(self, message: str = "runsc said no") -> None:
         """Let the next start raise `RuntimeFailed`."""
         self._failures.append(RuntimeFailed(message))
 
+    def fail_next_snapshot(self, error: Exception) -> None:
+        """Let the next snapshot raise this."""
+        self._snapshot_failures.append(error)
+
     def exit(self, machine_id: str, reason: str = "runtime_exited", code: int | None = None) -> None:
         """Let a machine end by itself."""
         self.machines[machine_id].end(Exit(reason=reason, code=code))
 
-    async def boot(self, spec: MachineSpec, runtime: str) -> _Running:
+    async def boot(self, spec: MachineSpec, runtime: str, state: bytes | None = None) -> _Running:
         await asyncio.sleep(self.start_seconds)
         if self._failures:
             raise self._failures.pop(0)
         pid = next(self._pids)
         handle = MachineHandle(runtime=runtime, machine_id=spec.machine_id, pid=pid, pid_start_time=pid)
-        running = _Running(spec, handle, self.guest(spec))
+        listen = self.guest(spec) if state is None else self.guest(spec, state)
+        running = _Running(spec, handle, listen)
         running.resumed.set()
         self.machines[spec.machine_id] = running
         return running
+
+    async def save(self, running: _Running) -> bytes:
+        await asyncio.sleep(self.snapshot_seconds)
+        if self._snapshot_failures:
+            raise self._snapshot_failures.pop(0)
+        if not isinstance(running.listen, SavedGuest):
+            raise FailedPrecondition("this guest cannot be saved: it keeps its memory to itself")
+        return running.listen.save()
 
 
 class FakeMachine:
@@ -166,6 +203,19 @@ class FakeMachine:
     async def resume(self) -> None:
         self._require_running()
         self._running.resumed.set()
+
+    async def snapshot(self, into: Path) -> None:
+        if not self._running.runs:
+            raise RuntimeFailed(f"machine {self.handle.machine_id} has ended")
+        try:
+            into.mkdir(mode=0o700)  # noqa: ASYNC240 - a test's own disk
+        except OSError as error:
+            raise RuntimeFailed(f"a snapshot needs a new directory: {error}") from error
+        try:
+            (into / STATE).write_bytes(await self._host.save(self._running))
+        except BaseException:
+            shutil.rmtree(into)
+            raise
 
     def _require_running(self) -> None:
         if not self._running.runs:
@@ -221,15 +271,22 @@ class FakeRuntime:
         return self._name
 
     async def probe(self) -> Capabilities:
-        return Capabilities(runtime=self._name, is_available=True, version="1", pause=True)
+        return Capabilities(
+            runtime=self._name,
+            is_available=True,
+            version="1",
+            pause=True,
+            memory_snapshot=True,
+            snapshot_format=f"{self._name}/1",
+        )
 
-    async def start(self, spec: MachineSpec) -> FakeMachine:
+    async def start(self, spec: MachineSpec, *, snapshot: Path | None = None) -> FakeMachine:
         async with self._starting.setdefault(spec.machine_id, asyncio.Lock()):
             running = self.host.machines.get(spec.machine_id)
             if running is None or not running.runs:
                 if not spec.rootfs.is_dir():
                     raise RuntimeFailed(f"there is no template at {spec.rootfs}")
-                running = await self.host.boot(spec, self._name)
+                running = await self.host.boot(spec, self._name, _read(snapshot) if snapshot else None)
             return FakeMachine(self.host, running)
 
     async def recover(self, handle: MachineHandle, spec: MachineSpec) -> FakeMachine | None:
@@ -242,6 +299,13 @@ class FakeRuntime:
         for machine_id in gone:
             self.host.machines.pop(machine_id).end(Exit(reason="killed", code=-9))
         return gone
+
+
+def _read(snapshot: Path) -> bytes:
+    try:
+        return (snapshot / STATE).read_bytes()
+    except OSError as error:
+        raise RuntimeFailed(f"{snapshot.name} is no snapshot: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from space.testing.conformance.runtime import RuntimeConformance
+from space.testing.conformance.snapshot import SnapshotConformance
 
 pytestmark = pytest.mark.root
 
 
-class TestGVisor(RuntimeConformance):
+class TestGVisor(RuntimeConformance, SnapshotConformance):
     @pytest.fixture
     async def host(self, make_host: Callable[..., Any]) -> Any:
         return make_host("echo")

@@ -16,7 +16,8 @@ async def test_a_working_runsc_is_available_with_its_version(tmp_path: Path) -> 
     assert found.is_available
     assert found.version
     assert found.pause
-    assert "memory_snapshot" in found.reasons
+    assert found.memory_snapshot
+    assert found.snapshot_format
 
 
 async def test_a_missing_runsc_is_a_no_with_the_way_to_get_it(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from space.core.node import MachineSpec
 from space.host.netns import path_of
 
 AGENT_DIRECTORY = "/.space"
-HOSTNAME = "sandbox"
 CAPABILITIES = (
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -34,6 +33,9 @@ CAPABILITIES = (
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
 )
+#: For the agent alone, to name the machine after a restore: what is in neither the bounding nor the inheritable set is
+#: lost with the first `exec`, so no program of the guest has it, and root in the guest cannot trace who does.
+AGENT_CAPABILITIES = (*CAPABILITIES, "CAP_SYS_ADMIN")
 MAX_FILES = 65536
 
 
@@ -54,7 +56,7 @@ def config(spec: MachineSpec, *, argv: Sequence[str], env: Mapping[str, str]) ->
     """Return the runtime specification (opencontainers/runtime-spec 1.0.2) of a machine."""
     return {
         "ociVersion": "1.0.2",
-        "hostname": HOSTNAME,
+        "hostname": spec.hostname,
         "root": {"path": str(spec.rootfs), "readonly": False},  # the overlay takes the writes
         "process": {
             "user": {"uid": 0, "gid": 0},
@@ -62,7 +64,10 @@ def config(spec: MachineSpec, *, argv: Sequence[str], env: Mapping[str, str]) ->
             "env": [f"{name}={value}" for name, value in env.items()],
             "cwd": "/",
             "noNewPrivileges": False,  # su and sudo work in the guest
-            "capabilities": {kind: CAPABILITIES for kind in ("bounding", "effective", "permitted", "inheritable")},
+            "capabilities": {
+                **dict.fromkeys(("bounding", "inheritable"), CAPABILITIES),
+                **dict.fromkeys(("effective", "permitted"), AGENT_CAPABILITIES),
+            },
             "rlimits": [
                 {"type": "RLIMIT_NOFILE", "hard": MAX_FILES, "soft": MAX_FILES},
                 {"type": "RLIMIT_CORE", "hard": 0, "soft": 0},
@@ -77,6 +82,12 @@ def config(spec: MachineSpec, *, argv: Sequence[str], env: Mapping[str, str]) ->
             "cgroupsPath": spec.slot.cgroup,
         },
     }
+
+
+def agent_dir(bundle: Path) -> Path:
+    """Return the directory that a machine has as its agent's."""
+    mounts = json.loads((bundle / "config.json").read_text())["mounts"]
+    return Path(next(mount["source"] for mount in mounts if mount["destination"] == AGENT_DIRECTORY))
 
 
 def _mounts(spec: MachineSpec) -> list[dict[str, Any]]:

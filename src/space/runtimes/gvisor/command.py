@@ -17,7 +17,7 @@ ID = re.compile(r"[a-z0-9]{35}")
 #: namespace and refuses (google/gvisor#10704; trap 1).  Can go with a runsc from after 2024-08.
 HIDDEN = ("/proc/sys/net",)
 #: Never `exec`: a checkpoint during one succeeds and cannot be restored (trap 3); all goes through the agent.
-VERBS = frozenset({"run", "kill", "pause", "resume", "checkpoint", "--version"})
+VERBS = frozenset({"run", "restore", "kill", "pause", "resume", "checkpoint", "--version"})
 #: Without `-leave-running` a checkpoint that fails kills the machine (trap 2).
 CHECKPOINT = ("checkpoint", "-leave-running", "-compression=none")
 ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nonexistent"}

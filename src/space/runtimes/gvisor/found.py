@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ class Found:
     start_time: int
     machine_id: str | None
     kind: str  #: `SENTRY`, `GOFER`, or `COMMAND` for a call of runsc and what else it started
+    verb: str  #: of a call: `run`, `checkpoint` …
     cgroup: str | None  #: below the memory controller, or of v2
 
 
@@ -33,12 +34,25 @@ def processes(root: Path) -> Iterator[Found]:
                 pid = int(entry.name)
                 start_time = start_time_of(pid)
                 if start_time is not None:
-                    yield Found(pid, start_time, _machine_id(argv), _kind(argv[0]), _cgroup(entry))
+                    yield Found(pid, start_time, _machine_id(argv), _kind(argv[0]), _verb(argv), _cgroup(entry))
+
+
+def has_sentry(pids: Iterable[int]) -> bool:
+    """Whether a sandbox's kernel is among these processes."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if _kind(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]) == SENTRY:
+                return True
+    return False
 
 
 def _kind(program: bytes) -> str:
     name = program.decode(errors="replace").rpartition("/")[2]
     return name if name in (SENTRY, GOFER) else COMMAND
+
+
+def _verb(argv: list[bytes]) -> str:
+    return next((word.decode(errors="replace") for word in argv[1:] if not word.startswith(b"-")), "")
 
 
 def _machine_id(argv: list[bytes]) -> str | None:

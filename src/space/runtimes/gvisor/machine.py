@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from space.core.errors import GuestUnreachable
+from space.core.errors import GuestUnreachable, RuntimeFailed
 from space.core.node import Exit, MachineHandle, MachineSpec
 from space.host import netns
 from space.host.cgroup import Cgroups
@@ -16,6 +16,7 @@ from space.host.failpoint import failpoint
 from space.host.process import ProcessFailed, pidfd_exited, process_is
 from space.host.reaper import collect, collect_by_pidfd, owned
 from space.host.stream import SocketStream
+from space.runtimes.gvisor import checkpoint
 from space.runtimes.gvisor.command import Runsc
 
 CONNECT_SECONDS = 1.0
@@ -70,6 +71,11 @@ class GVisorMachine:
             done = {"pause": "cannot pause container", "resume": "cannot resume container"}[verb]
             if done not in error.stderr:
                 raise
+
+    async def snapshot(self, into: Path) -> None:
+        if self.has_ended:
+            raise RuntimeFailed(f"machine {self.machine_id} has ended")
+        await checkpoint.write(self._runsc, self._spec, into)
 
     async def stop(self, *, grace: float = 0) -> None:
         self._is_stopping = True

@@ -16,13 +16,13 @@ from space.core.node import Capabilities
 from space.host.process import ProcessFailed
 from space.runtimes.gvisor import found
 from space.runtimes.gvisor.command import ENV, Runsc
+from space_guest.protocol import VERSION
 
 HOW_TO_GET_IT = "install Debian's runsc: apt-get install -t bookworm-backports runsc (./quickstart does)"
 MIN_KERNEL = (4, 14, 77)  # systrap's, from the project's documentation
 TRIAL_SECONDS = 0.8
 TOOLS = (("ip", "iproute2"), ("nft", "nftables"), ("mkfs.ext4", "e2fsprogs"))
 NO = {
-    "memory_snapshot": "not part of this version of SPACE yet",
     "diff_snapshot": "gVisor writes whole memory images",
     "lazy_restore": "needs a newer runsc than Debian's",
 }
@@ -43,8 +43,20 @@ async def probe(runsc: Runsc) -> Capabilities:
         is_available=reason is None,
         version=version,
         pause=reason is None,
+        memory_snapshot=reason is None,
+        snapshot_format=snapshot_format(version, hardened=runsc.hardened) if reason is None else None,
         reasons={"available": reason, **NO} if reason else NO,
     )
+
+
+def snapshot_format(version: str | None, *, hardened: bool) -> str:
+    """Return what must be the same where a checkpoint is made and where it is restored.
+
+    runsc promises nothing across versions; the flags are those that a checkpoint depends on; the agent in a restored
+    machine goes on speaking the protocol of then.
+    """
+    flags = ["systrap", "overlay-all-dir", *(["hardened"] if hardened else [])]
+    return f"gvisor/{version}/{os.uname().machine}/{'+'.join(flags)}/agent-{VERSION}"
 
 
 def _missing(program: str) -> str | None:

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import structlog
 
@@ -18,7 +20,7 @@ from space.host.instance import Instance
 from space.host.process import ProcessFailed, process_is
 from space.host.reaper import owned
 from space.runtimes.first_process import FirstProcess, guest_agent
-from space.runtimes.gvisor import bundle, found
+from space.runtimes.gvisor import bundle, found, origin
 from space.runtimes.gvisor.command import Runsc, check_id
 from space.runtimes.gvisor.machine import GVisorMachine, remove_files
 from space.runtimes.gvisor.probe import probe
@@ -27,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 NAME = "gvisor"
 START_SECONDS = 60.0
+LIMIT_SECONDS = 0.005  #: between looks for a sentry
+STARTS = ("run", "restore")
 TOKEN_FD = 3  #: in the guest: a pipe that gives the token once
 
 
@@ -63,7 +67,7 @@ class GVisor:
     async def probe(self) -> Capabilities:
         return await probe(self._runsc)
 
-    async def start(self, spec: MachineSpec) -> GVisorMachine:
+    async def start(self, spec: MachineSpec, *, snapshot: Path | None = None) -> GVisorMachine:
         check_id(spec.machine_id)
         async with self._exclusively(spec.machine_id):
             running = self._machines.get(spec.machine_id)
@@ -72,7 +76,7 @@ class GVisor:
             machine = await asyncio.to_thread(self._find, spec)
             if machine is None:
                 async with self._places:
-                    machine = await self._start(spec)
+                    machine = await self._start(spec, snapshot)
             self._remember(machine)
             return machine
 
@@ -98,46 +102,77 @@ class GVisor:
         if not (spec.state_dir / spec.machine_id).exists() and not self._runsc.files_of(spec.machine_id):
             return None  # never tried: the look at every process of the host can be saved
         processes = [each for each in found.processes(self._runsc.root) if each.machine_id == spec.machine_id]
-        is_starting = any(process.kind == found.COMMAND for process in processes)
+        is_starting = any(process.kind == found.COMMAND and process.verb in STARTS for process in processes)
         if not is_starting and any(process.kind == found.SENTRY for process in processes):
             with contextlib.suppress(OSError, ValueError, KeyError, ProcessFailed):
                 return GVisorMachine(self._handle(spec), spec, runsc=self._runsc, cgroups=self._cgroups)
         self._remove_half_built(spec)
         return None
 
-    async def _start(self, spec: MachineSpec) -> GVisorMachine:
+    async def _start(self, spec: MachineSpec, snapshot: Path | None) -> GVisorMachine:
         self._runsc.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        argv, env = self._first_process(spec, f"fd:{TOKEN_FD}")
-        pid_file = spec.state_dir / "pid"
         try:
-            directory = bundle.write(spec, argv=argv, env=env)
             self._cgroups.create(spec.slot.cgroup, spec.resources)
-            failpoint("gvisor.before_run")
-            with token_pipe(spec.token) as token:
-                await self._runsc.call(
-                    "run",
-                    "-detach",
-                    f"-pid-file={pid_file}",
-                    f"-bundle={directory}",
-                    f"-pass-fd={token}:{TOKEN_FD}",
-                    spec.machine_id,
-                    log=spec.state_dir / "runsc.log",
-                    filestore=spec.slot.filestore,
-                    pass_fds=(token,),
-                    read_only=(spec.agent_dir,),
-                    timeout=START_SECONDS,
-                )
-            failpoint("gvisor.after_run")
+            if snapshot is None:
+                await self._boot(spec)
+            else:
+                await self._restore(spec, snapshot)
             self._cgroups.add_overhead(spec.slot.cgroup, spec.resources)
             return GVisorMachine(self._handle(spec), spec, runsc=self._runsc, cgroups=self._cgroups)
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.to_thread(self._remove_half_built, spec))
             raise
-        except (ProcessFailed, OSError, ValueError, KeyError) as error:
+        except (ProcessFailed, RuntimeFailed, OSError, ValueError, KeyError) as error:
             said = _tail(spec)
             await asyncio.to_thread(self._remove_half_built, spec)
             log.error("gvisor.start_failed", machine=spec.machine_id, error=str(error), runsc=said)
             raise RuntimeFailed(f"runsc did not start machine {spec.machine_id}") from error
+
+    async def _boot(self, spec: MachineSpec) -> None:
+        argv, env = self._first_process(spec, f"fd:{TOKEN_FD}")
+        directory = bundle.write(spec, argv=argv, env=env)
+        failpoint("gvisor.before_run")
+        with token_pipe(spec.token) as token:
+            await self._launch(spec, "run", f"-bundle={directory}", f"-pass-fd={token}:{TOKEN_FD}", pass_fds=(token,))
+        failpoint("gvisor.after_run")
+
+    async def _restore(self, spec: MachineSpec, snapshot: Path) -> None:
+        """Let a machine go on from a checkpoint: its processes have their arguments, environment and token already."""
+        spec = replace(spec, agent_dir=origin.agent_dir(snapshot, spec.agent_dir))
+        directory = bundle.write(spec, argv=("restored",), env={})
+        failpoint("gvisor.before_restore")
+        raising = asyncio.ensure_future(self._raise_limit(spec))
+        try:
+            await self._launch(spec, "restore", f"-bundle={directory}", f"-image-path={snapshot}")
+        finally:
+            raising.cancel()
+            await asyncio.gather(raising, return_exceptions=True)
+        failpoint("gvisor.after_restore")
+
+    async def _launch(self, spec: MachineSpec, verb: str, *options: str, pass_fds: Sequence[int] = ()) -> None:
+        await self._runsc.call(
+            verb,
+            "-detach",
+            f"-pid-file={spec.state_dir / 'pid'}",
+            *options,
+            spec.machine_id,
+            log=spec.state_dir / "runsc.log",
+            filestore=spec.slot.filestore,
+            pass_fds=pass_fds,
+            read_only=(spec.agent_dir,),
+            timeout=START_SECONDS,
+        )
+
+    async def _raise_limit(self, spec: MachineSpec) -> None:
+        """Give the runtime its overhead as soon as it has read how much memory the guest is to see.
+
+        A guest that used most of its memory when it was saved needs it, and the runtime its own, before runsc returns.
+        """
+        while True:
+            await asyncio.sleep(LIMIT_SECONDS)
+            if found.has_sentry(self._cgroups.pids(spec.slot.cgroup)):
+                self._cgroups.add_overhead(spec.slot.cgroup, spec.resources)
+                return
 
     def _handle(self, spec: MachineSpec) -> MachineHandle:
         """Read from runsc's own state which processes the machine has; its sentry's pid is also in the pid file."""

@@ -1,7 +1,8 @@
 """What every runtime must do, whatever it isolates with.
 
 A test module subclasses `RuntimeConformance` and gives a `host` fixture.  The host's guests answer on the agent's
-port with what they receive; nothing else is asked of them, so the suite needs no guest agent.
+port with what they receive; two ports above they count their callers, whom they tell their number: each is greater than
+the one before, as long as the guest's memory lasts.  Nothing else is asked of them, so the suite needs no guest agent.
 """
 
 import asyncio
@@ -54,21 +55,39 @@ async def eventually(attempt: Callable[[], Awaitable[Result]], *, seconds: float
 
 async def echo(machine: Machine, spec: MachineSpec, message: bytes = b"hello") -> bytes:
     """Send a message to the guest and return its answer, once it answers at all."""
-    stream = await eventually(lambda: machine.connect(spec.agent_port))
+    return await eventually(lambda: _ask(machine, spec.agent_port, message))
+
+
+async def count(machine: Machine, spec: MachineSpec) -> int:
+    """Call the guest that counts; return the number that it gave."""
+    return int(await eventually(lambda: _ask(machine, spec.agent_port + 2, b"")))
+
+
+async def _ask(machine: Machine, port: int, message: bytes) -> bytes:
+    """Return the answer: as long as the message or, to none, all until it hangs up.
+
+    One that hangs up at once is taken for a server that is just starting anew, as busybox's is after each interruption.
+    """
+    stream = await machine.connect(port)
+    answer = b""
     try:
-        await stream.send(message)
-        answer = b""
         async with asyncio.timeout(20):
-            while len(answer) < len(message) and (data := await stream.receive()):
+            if message:
+                await stream.send(message)
+            while (not message or len(answer) < len(message)) and (data := await stream.receive()):
                 answer += data
-        return answer
+    except ConnectionError:
+        answer = b""
     finally:
         await stream.aclose()
+    if not answer:
+        raise GuestUnreachable("it hung up")
+    return answer
 
 
 @pytest.mark.anyio
 class RuntimeConformance:
-    """The suite."""
+    """The suite, but for `SnapshotConformance`."""
 
     async def test_a_guest_answers_on_its_port(self, host: RuntimeHost) -> None:
         spec = await host.spec()

@@ -1,0 +1,109 @@
+"""Checkpoints: a moment of a running sandbox, as the three files that `runsc restore` reads.
+
+The kernel of the guest stands still while they are written, so nothing is done in that time that can be done before
+or after it.  runsc tells of a write that failed, but not of one that fails later, on its way to the disk: hence the
+sync, and a look at what is there.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+from pathlib import Path
+
+import structlog
+
+from space.core.errors import FailedPrecondition, InsufficientStorage, RuntimeFailed, SpaceError
+from space.core.node import MachineSpec
+from space.host.failpoint import failpoint
+from space.host.process import ProcessFailed
+from space.runtimes.gvisor import found, origin
+from space.runtimes.gvisor.command import CHECKPOINT, Runsc
+
+log = structlog.get_logger(__name__)
+
+FILES = ("checkpoint.img", "pages.img", "pages_meta.img", origin.FILE)
+MAGIC = b"gVisorSF"  #: how a state file begins (gvisor pkg/state/statefile)
+PAGE = 4096
+WRITE_SECONDS = 600.0
+#: What runsc says when something in the guest cannot be saved → what that is.
+CAUSES = (
+    (re.compile(r"bound host socket|host(?:-| )uds|unix socket.*host", re.I), "a socket that is bound on the host"),
+    (re.compile(r"connected (?:socket|endpoint)|endpoint.*connected|--net-disconnect-ok", re.I), "a connected socket"),
+    (re.compile(r"deleted and invalidated|deleted .*dentr|unlinked", re.I), "a file that is open and was deleted"),
+    (re.compile(r"host (?:fd|file)|host\.inode|host inode", re.I), "a descriptor of the host, as of `runsc exec`"),
+    (re.compile(r"FUSE|io_uring|nvproxy|tpuproxy|GPU", re.I), "a device or file system of the guest"),
+)
+NO_SPACE = re.compile(r"no space left|ENOSPC|disk quota|EDQUOT", re.I)
+
+
+async def write(runsc: Runsc, spec: MachineSpec, into: Path) -> None:
+    """Write a checkpoint into the new directory `into`; see `core.ports.Machine.snapshot`."""
+    machine_id = spec.machine_id
+    try:
+        into.mkdir(mode=0o700)  # noqa: ASYNC240 - as quick as handing it to a thread
+    except FileExistsError as error:
+        raise RuntimeFailed(f"{into.name} exists already: a checkpoint needs a new directory") from error
+    except OSError as error:
+        raise refusal(machine_id, str(error), into=into) from error
+    try:
+        # An exec session is saved without an error but cannot be restored (trap 3).  Nobody here opens one, an operator
+        # can; looking for it costs as much as the whole of /proc, so it is done meanwhile.
+        looking = asyncio.ensure_future(asyncio.to_thread(has_exec, runsc.root, machine_id))
+        try:
+            await runsc.call(
+                *CHECKPOINT,
+                f"-image-path={into}",
+                machine_id,
+                log=spec.state_dir / "runsc.log",
+                timeout=WRITE_SECONDS,
+            )
+        finally:
+            is_in_exec = await asyncio.shield(looking)
+        if is_in_exec:
+            raise FailedPrecondition(f"machine {machine_id} cannot be saved: a `runsc exec` session is open in it")
+        failpoint("gvisor.after_checkpoint")
+        origin.note(spec.state_dir / machine_id, into)
+        await asyncio.to_thread(verify, into)
+    except BaseException as error:
+        await asyncio.shield(asyncio.to_thread(shutil.rmtree, into, ignore_errors=True))
+        if isinstance(error, ProcessFailed | OSError):
+            said = error.stderr if isinstance(error, ProcessFailed) else str(error)
+            log.warning("gvisor.checkpoint_failed", machine=machine_id, runsc=said[-2000:])
+            raise refusal(machine_id, said, into=into) from error
+        raise
+
+
+def verify(directory: Path) -> None:
+    """Bring the files to the disk and look whether they can be a checkpoint; raises `RuntimeFailed` or `OSError`."""
+    for name in FILES:
+        descriptor = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+            size, head = os.fstat(descriptor).st_size, os.pread(descriptor, len(MAGIC), 0)
+        finally:
+            os.close(descriptor)
+        is_whole = {"pages.img": size % PAGE == 0, "checkpoint.img": head == MAGIC}.get(name, True)
+        if not size or not is_whole:
+            raise RuntimeFailed(f"runsc wrote a {name} of {size} bytes that cannot be right")
+    for place in (directory, directory.parent):
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def refusal(machine_id: str, said: str, *, into: Path) -> SpaceError:
+    """Return what a failed checkpoint means; the machine goes on in each case."""
+    if NO_SPACE.search(said):
+        return InsufficientStorage(f"the disk of {into.parent} is full; free some space")
+    for pattern, cause in CAUSES:
+        if pattern.search(said):
+            return FailedPrecondition(f"machine {machine_id} cannot be saved: it has {cause}")
+    return RuntimeFailed(f"runsc did not save machine {machine_id}")
+
+
+def has_exec(root: Path, machine_id: str) -> bool:
+    """Whether somebody runs `runsc exec` in this machine."""
+    return any(each.verb == "exec" and each.machine_id == machine_id for each in found.processes(root))
