@@ -181,6 +181,7 @@ class PoolKeeper:
         """Do one round: remove what is not wanted, and begin to start what is missing."""
         facts = await self._node.facts()
         pools = await self._kinds(facts)
+        parking = frozenset(self._parking)  # before the rows are read: such a task may end meanwhile
         before = frozenset(await self._node.parked())
         rows = await self._store.pools.machines(facts.id)
         after = frozenset(await self._node.parked())
@@ -196,7 +197,7 @@ class PoolKeeper:
         targets = self._targets(pools, facts)
         kept = await self._shrink(kept, targets)
         for row in kept:
-            if row.state is PooledState.STARTING and row.id not in self._parking:  # of a server that has died
+            if row.state is PooledState.STARTING and row.id not in parking:  # of a server that has died
                 self._start_task(row)
         self._fill(kept, targets, facts)
 
