@@ -14,6 +14,7 @@ from space.control.files import Files
 from space.control.idempotency import Idempotency
 from space.control.observations import Observations
 from space.control.operations import Operations, Worker
+from space.control.pools import Pools
 from space.control.projects import Projects
 from space.control.reaper import Reaper
 from space.control.run import Runs
@@ -113,6 +114,16 @@ def build_control(
         lease_seconds=settings.lease_seconds,
         create_deadline_seconds=settings.create_deadline_seconds,
     )
+    pools = Pools(
+        store,
+        node,
+        templates,
+        clock,
+        configured=settings.pool_sizes,
+        runtime=settings.runtime,
+        budget_mib=settings.pool_memory_mib,
+        busy=worker.starting,
+    )
     sandboxes = Sandboxes(
         store,
         node,
@@ -122,6 +133,7 @@ def build_control(
         runtime=settings.runtime,
         max_machines=settings.max_machines,
         default_quota_sandboxes=settings.default_quota_sandboxes,
+        pools=pools,
     )
     operations = Operations(store, clock)
     files = Files(store, node, clock, activity)
@@ -138,6 +150,7 @@ def build_control(
         accounts=accounts,
         tokens=tokens,
         projects=Projects(store, clock),
+        pools=pools,
         audit=Audit(store, clock),
         idempotency=idempotency,
         templates=templates,
@@ -152,6 +165,7 @@ def build_control(
         "worker": worker.run,
         "observations": observations.run,
         "reaper": reaper.run,
+        "pools": pools.run,
         "commands": commands.run,
         "tokens": tokens.run,
         "idempotency": idempotency.run,

@@ -67,6 +67,8 @@ class Pools:
 
     def claimed(self, sandbox: Sandbox) -> None:
         """Tell of a create that was just recorded: one with a `pooled_id` is a hit, else a miss if it has a pool."""
+        if sandbox.snapshot_id is not None:
+            return  # it goes on from a moment: no pool could have served it
         key = PoolKey(template_digest=sandbox.template_digest, runtime=sandbox.runtime, resources=sandbox.resources)
         self.keeper.created(key, is_hit=sandbox.pooled_id is not None)
 

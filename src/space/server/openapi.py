@@ -33,6 +33,7 @@ TAGS = {
     "templates": "What sandboxes are made from.",
     "projects": "Owners of sandboxes, with quotas.",
     "nodes": "Hosts of sandboxes.",
+    "pools": "Machines that are started ahead, so that a create takes milliseconds.",
     "audit": "Who changed what, and who was refused.",
     "not yet supported": "Named by the contract; answered with `unsupported` until they are.",
     "sessions": "Logins of people.",

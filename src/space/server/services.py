@@ -11,6 +11,7 @@ from space.control.commands import Commands
 from space.control.files import Files
 from space.control.idempotency import Idempotency
 from space.control.operations import Operations
+from space.control.pools import Pools
 from space.control.projects import Projects
 from space.control.run import Runs
 from space.control.sandboxes import Sandboxes
@@ -32,6 +33,7 @@ class Services:
     accounts: Accounts
     tokens: Tokens
     projects: Projects
+    pools: Pools
     audit: Audit
     idempotency: Idempotency
     templates: Templates
