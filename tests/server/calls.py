@@ -17,6 +17,7 @@ IDS = {
     "project_id": "prj06d1q8vg3rq5n7h2c4f9k0e8sg",
     "token_id": "tok06d1q8vg3rq5n7h2c4f9k0e8sk",
     "user_id": "usr06d1q8vg3rq5n7h2c4f9k0e8so",
+    "snapshot_id": "snp06d1q8vg3rq5n7h2c4f9k0e900",
     "template": "nosuch",
 }
 

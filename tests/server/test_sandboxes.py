@@ -138,15 +138,7 @@ async def test_denying_everything_is_accepted(client: httpx.AsyncClient) -> None
 
 @pytest.mark.parametrize(
     ("route", "body", "feature"),
-    [
-        ("pause", None, "pause"),
-        ("suspend", None, "suspend"),
-        ("wake", None, "wake"),
-        ("recover", None, "recover"),
-        ("fork", {"count": 2}, "fork"),
-        ("snapshots", {}, "snapshots"),
-        ("code", {"code": "6*7"}, "code"),
-    ],
+    [("code", {"code": "6*7"}, "code"), ("network-policy/explain", {"url": "https://a.test/"}, "network_policy")],
 )
 async def test_what_comes_later_is_refused_by_name(
     server: Server, client: httpx.AsyncClient, route: str, body: dict[str, object] | None, feature: str
