@@ -9,6 +9,8 @@ from space.config import Settings
 from space.control.accounts import Accounts
 from space.control.activity import Activity
 from space.control.audit import Audit
+from space.control.awake import Awake
+from space.control.changes import Changes
 from space.control.commands import Commands
 from space.control.files import Files
 from space.control.idempotency import Idempotency
@@ -98,15 +100,6 @@ def build_control(
     """Return the control plane over a store and a node."""
     activity = Activity(store, clock)
     tokens = Tokens(store, clock)
-    commands = Commands(
-        store,
-        node,
-        clock,
-        tokens=tokens,
-        activity=activity,
-        session_token_seconds=settings.session_token_seconds,
-        keep_hours=settings.journal_keep_hours,
-    )
     worker = Worker(
         store,
         node,
@@ -136,7 +129,19 @@ def build_control(
         pools=pools,
     )
     operations = Operations(store, clock)
-    files = Files(store, node, clock, activity)
+    changes = Changes(store, node, clock, worker, max_machines=settings.max_machines)
+    awake = Awake(store, clock, changes, operations, activity)
+    commands = Commands(
+        store,
+        node,
+        clock,
+        tokens=tokens,
+        activity=activity,
+        awake=awake,
+        session_token_seconds=settings.session_token_seconds,
+        keep_hours=settings.journal_keep_hours,
+    )
+    files = Files(store, node, clock, awake)
     accounts = Accounts(store, tokens, clock, login_hours=settings.login_hours)
     idempotency = Idempotency(store, clock)
     observations = Observations(store, node, clock, commands)

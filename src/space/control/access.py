@@ -1,9 +1,9 @@
-"""Which sandboxes a caller may use, and whether their machines can be used now."""
+"""Which sandboxes a caller may use."""
 
 from space.core.account import Principal
 from space.core.errors import NotFound
-from space.core.lifecycle import require_running
-from space.core.node import MachineRef
+from space.core.ids import OperationId
+from space.core.lifecycle import Kind
 from space.core.sandbox import Sandbox
 from space.core.store import Store
 
@@ -16,12 +16,6 @@ async def own_sandbox(store: Store, who: Principal, sandbox_id: str) -> Sandbox:
     return sandbox
 
 
-async def own_machine(store: Store, who: Principal, sandbox_id: str) -> MachineRef:
-    """Return the machine of a running sandbox.
-
-    Raises `NotFound`, and what `require_running` raises.
-    """
-    sandbox = await own_sandbox(store, who, sandbox_id)
-    held_by = (sandbox.held_by, sandbox.held_kind) if sandbox.held_by and sandbox.held_kind else None
-    require_running(sandbox.state, held_by=held_by)
-    return MachineRef(sandbox.id, sandbox.generation)
+def holder_of(sandbox: Sandbox) -> tuple[OperationId, Kind] | None:
+    """Return the operation that works on the sandbox."""
+    return (sandbox.held_by, sandbox.held_kind) if sandbox.held_by and sandbox.held_kind else None

@@ -11,9 +11,10 @@ from datetime import timedelta
 
 import structlog
 
-from space.control.access import own_machine, own_sandbox
+from space.control.access import own_sandbox
 from space.control.activity import Activity
 from space.control.audit import entry_for
+from space.control.awake import Awake
 from space.control.bounds import check_command
 from space.control.cleanups import Cleanups
 from space.control.closing import closing
@@ -31,7 +32,7 @@ from space.control.transcript import Transcripts
 from space.core.account import Call, Principal
 from space.core.command import CommandSpec, Process, ProcessState, Pty, SessionToken
 from space.core.errors import DeadlineExceeded, NotFound, SpaceError, StaleGeneration, Unavailable
-from space.core.ids import ProcessId, SandboxId, SessionId
+from space.core.ids import ProcessId, SandboxId, SessionId, TokenId
 from space.core.journal import JournalRecord, Trimmed
 from space.core.node import MachineRef
 from space.core.ports import Clock, NodeClient, SessionStatus
@@ -56,6 +57,7 @@ class Commands:
         *,
         tokens: Tokens,
         activity: Activity,
+        awake: Awake,
         session_token_seconds: float = 300,
         keep_hours: float = 24,
     ) -> None:
@@ -63,12 +65,13 @@ class Commands:
         self._node = node
         self._clock = clock
         self._activity = activity
+        self._awake = awake
         self._keep = timedelta(hours=keep_hours)
         self._observed = Observed(store, clock)
         self._starts = Starts(store, node, clock, self._observed)
         self._transcripts = Transcripts(store, node, self._observed)
         self._session_tokens = SessionTokens(store, tokens, clock, seconds=session_token_seconds)
-        self._input = ProcessInput(store, node, clock)
+        self._input = ProcessInput(store, node, clock, awake)
         self._retention = Retention(store, node, clock, keep=self._keep)
         self._cleanups = Cleanups()
 
@@ -82,7 +85,7 @@ class Commands:
         check_command(spec)
         new, secret = self._new(call, sandbox_id, spec, start=spec.start_now)
         async with self._starts.alone(new.process.session_id):
-            process = await self._record(new, call)
+            process = await self._awake.attempt(call, sandbox_id, lambda: self._record(new, call))
             failpoint("command.after_create")
             if spec.start_now:
                 await self._start_now(process, call)
@@ -93,7 +96,7 @@ class Commands:
         """Answer a repeated `create` whose key led to this process: the same process, a fresh token."""
         process = await self.get(call.principal, sandbox_id, process_id)
         if process.spec.start_now:
-            await self._starts.start_first(process.session_id)
+            await self._start_first(call.principal, process)
         secret = await self._renew(call, process)
         return await self.get(call.principal, sandbox_id, process_id), secret
 
@@ -109,7 +112,7 @@ class Commands:
         began = self._clock.monotonic()
         new, _ = self._new(call, sandbox_id, spec, start=True, with_token=False)
         async with self._starts.alone(new.process.session_id):
-            process = await self._record(new, call)
+            process = await self._awake.attempt(call, sandbox_id, lambda: self._record(new, call))
             failpoint("exec.after_create")
             await self._start_now(process, call)
         with self._activity.using(process.sandbox_id):
@@ -122,15 +125,22 @@ class Commands:
         check_limit(max_output_bytes)
         began = self._clock.monotonic()
         process = await self.get(who, sandbox_id, process_id)
-        await self._starts.start_first(process.session_id)
+        await self._start_first(who, process)
         with self._activity.using(process.sandbox_id):
             return await self._collect(process, began, max_output_bytes, kill_when_left=False)
 
     # Streams
 
-    async def attach(self, session_id: str) -> None:
-        """Call before `read`: the first reader starts a command that waits for one."""
-        await self._starts.start_first(SessionId(session_id))
+    async def attach(self, session_id: str, token: SessionToken | None = None) -> None:
+        """Call before `read`: the first reader starts a command that waits for one, and may wake its sandbox for that.
+
+        Reading what a command has written wakes nobody.
+        """
+        process = await self._store.processes.find_session(session_id)
+        if process is None:
+            raise NotFound(f"no session {session_id[:64]}", id=session_id[:64])
+        if process.state is ProcessState.CREATED:
+            await self._start_first(_reader(process, token), process)
 
     def read(self, session_id: str, *, start: int = 0, follow: bool = True) -> AsyncIterator[JournalRecord | Trimmed]:
         """Yield the records after `start`; see `Transcripts.read`."""
@@ -194,9 +204,7 @@ class Commands:
 
     async def write_stdin(self, call: Call, sandbox_id: str, process_id: str, data: bytes) -> None:
         """Write all of `data`; waits while the process does not read."""
-        process = await self.get(call.principal, sandbox_id, process_id)
-        with self._activity.using(process.sandbox_id):
-            await self._input.write(call, process, data)
+        await self._input.write(call, await self.get(call.principal, sandbox_id, process_id), data)
 
     async def close_stdin(self, call: Call, sandbox_id: str, process_id: str) -> None:
         await self._input.close(call, await self.get(call.principal, sandbox_id, process_id))
@@ -273,6 +281,9 @@ class Commands:
                 await self._cleanups.finish("end of a command that nobody waited for", self._give_up(new.process))
             raise
 
+    async def _start_first(self, who: Principal, process: Process) -> None:
+        await self._awake.attempt(who, process.sandbox_id, lambda: self._starts.start_first(process.session_id))
+
     async def _start_now(self, process: Process, call: Call) -> None:
         """Start a process that was just recorded; if that fails, it must not start later without its caller knowing.
 
@@ -333,8 +344,8 @@ class Commands:
             )
         elif status.state is ProcessState.CREATED:
             # A crash left it between order and start.  Whether the guest has it is known only by asking to start it.
-            ref = await own_machine(self._store, call.principal, process.sandbox_id)
-            await self._starts.start(process, ref.generation)
+            async with self._awake.using(call, process.sandbox_id) as ref:
+                await self._starts.start(process, ref.generation)
         else:
             self._observed.note(status)
         return await self.get(call.principal, process.sandbox_id, process.id)
@@ -356,3 +367,10 @@ class Commands:
             await self._starts.start_first(process.session_id)
         except SpaceError as error:
             log.warning("process.not_started", process=process.id, error=error.message)
+
+
+def _reader(process: Process, token: SessionToken | None) -> Principal:
+    """Return whom a stream's token stands for; it gives access to the stream alone."""
+    name = "system" if token is None else token.principal
+    token_id = TokenId("") if token is None else token.token_id
+    return Principal(id=name, token_id=token_id, project_id=process.project_id, scopes=frozenset())

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from space.control.access import own_machine
-from space.control.activity import Activity
 from space.control.audit import entry_for
+from space.control.awake import Awake
 from space.control.bounds import check_path
 from space.control.closing import closing
 from space.core.account import Call, Principal
@@ -25,13 +24,13 @@ MAX_USER = 64
 
 
 class Files:
-    """Reads and changes files in running sandboxes."""
+    """Reads and changes files in sandboxes that run, or that wake for it."""
 
-    def __init__(self, store: Store, node: NodeClient, clock: Clock, activity: Activity) -> None:
+    def __init__(self, store: Store, node: NodeClient, clock: Clock, awake: Awake) -> None:
         self._store = store
         self._node = node
         self._clock = clock
-        self._activity = activity
+        self._awake = awake
 
     @asynccontextmanager
     async def read(
@@ -42,7 +41,7 @@ class Files:
         if start < 0 or (length is not None and length < 0):
             raise InvalidRequest("a range begins at 0 or later and is not negative", field="Range")
         async with (
-            self._using(who, sandbox_id) as ref,
+            self._awake.using(who, sandbox_id) as ref,
             self._node.read_file(ref, path, start=start, length=length) as opened,
         ):
             yield opened
@@ -65,7 +64,7 @@ class Files:
 
     async def stat(self, who: Principal, sandbox_id: str, path: str) -> FileInfo:
         check_path(path)
-        async with self._using(who, sandbox_id) as ref:
+        async with self._awake.using(who, sandbox_id) as ref:
             return await self._node.stat_file(ref, path)
 
     async def list(
@@ -75,7 +74,7 @@ class Files:
         check_path(path)
         _check_range("depth", depth, MAX_DEPTH)
         _check_range("limit", limit, MAX_ENTRIES)
-        async with self._using(who, sandbox_id) as ref:
+        async with self._awake.using(who, sandbox_id) as ref:
             return await self._node.list_files(ref, path, depth=depth, limit=limit)
 
     async def move(self, call: Call, sandbox_id: str, source: str, target: str) -> FileInfo:
@@ -104,7 +103,7 @@ class Files:
         """Yield changes from now on."""
         check_path(path)
         async with (
-            self._using(who, sandbox_id) as ref,
+            self._awake.using(who, sandbox_id) as ref,
             closing(self._node.watch_files(ref, path, recursive=recursive)) as events,
         ):
             async for event in events:
@@ -114,7 +113,7 @@ class Files:
     async def read_archive(self, who: Principal, sandbox_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """Stream a directory as an uncompressed tar."""
         check_path(path)
-        async with self._using(who, sandbox_id) as ref, self._node.read_archive(ref, path) as stream:
+        async with self._awake.using(who, sandbox_id) as ref, self._node.read_archive(ref, path) as stream:
             yield stream
 
     async def write_archive(
@@ -127,16 +126,9 @@ class Files:
             return await self._node.write_archive(ref, path, source, user=user)
 
     @asynccontextmanager
-    async def _using(self, who: Principal, sandbox_id: str) -> AsyncIterator[MachineRef]:
-        """Find the machine; the sandbox is not idle before the block has ended."""
-        ref = await own_machine(self._store, who, sandbox_id)
-        with self._activity.using(ref.sandbox_id):
-            yield ref
-
-    @asynccontextmanager
     async def _changing(self, call: Call, sandbox_id: str, **details: Any) -> AsyncIterator[MachineRef]:
         """Write down the change before it happens, and its failure after."""
-        async with self._using(call.principal, sandbox_id) as ref:
+        async with self._awake.using(call, sandbox_id) as ref:
             await self._store.audit.append(entry_for(call, self._clock.now(), target=ref.sandbox_id, **details))
             try:
                 yield ref

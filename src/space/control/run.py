@@ -12,21 +12,14 @@ from space.control.bounds import check_command, check_path
 from space.control.cleanups import Cleanups
 from space.control.commands import Commands
 from space.control.exec_result import ExecResult
+from space.control.failure import failure_of
 from space.control.files import Files
 from space.control.operations import Operations
 from space.control.output import check_limit
 from space.control.sandboxes import Sandboxes
 from space.core.account import Call, Principal
 from space.core.command import CommandSpec
-from space.core.errors import (
-    CapacityUnavailable,
-    DeadlineExceeded,
-    FailedPrecondition,
-    InvalidRequest,
-    PayloadTooLarge,
-    SpaceError,
-    Unavailable,
-)
+from space.core.errors import InvalidRequest, PayloadTooLarge, SpaceError
 from space.core.ids import SandboxId
 from space.core.lifecycle import State
 from space.core.operation import Operation, Status
@@ -133,12 +126,8 @@ class Runs:
         operation = await self._operations.wait(who, operation_id, seconds=_ONE_WAIT_SECONDS)
         while not operation.status.is_final:
             operation = await self._operations.wait(who, operation_id, seconds=_ONE_WAIT_SECONDS)
-        if operation.status is Status.SUCCEEDED:
-            return
-        error = operation.error or {}
-        raise _failure(
-            str(error.get("code")), str(error.get("message") or f"the sandbox's create was {operation.status}")
-        )
+        if operation.status is not Status.SUCCEEDED:
+            raise failure_of(operation)
 
     async def _read_all(self, who: Principal, sandbox_id: SandboxId, request: RunRequest) -> list[FileOut]:
         left = MAX_FILES_OUT_BYTES
@@ -202,12 +191,6 @@ def _short_lived(request: RunRequest) -> SandboxSpec:
         on_idle=OnIdle.NONE, max_lifetime_seconds=seconds if wanted is None else min(seconds, wanted)
     )
     return replace(request.sandbox, auto_lifecycle=lifetime)
-
-
-def _failure(code: str, message: str) -> SpaceError:
-    """Return the error that made an operation fail, as far as its code tells."""
-    kinds: Sequence[type[SpaceError]] = (CapacityUnavailable, Unavailable, DeadlineExceeded, FailedPrecondition)
-    return next((kind(message) for kind in kinds if kind.code == code), SpaceError(message))
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:

@@ -10,6 +10,8 @@ from typing import Any
 from space.control.accounts import Accounts
 from space.control.activity import Activity
 from space.control.audit import Audit
+from space.control.awake import Awake
+from space.control.changes import Changes
 from space.control.commands import Commands
 from space.control.files import Files
 from space.control.idempotency import Idempotency
@@ -69,8 +71,9 @@ async def command_plane(directory: Path, *, is_observed: bool = True, **options:
         if started.cli_token is not None:
             (directory / "cli").write_text(started.cli_token)
         activity = Activity(store, clock)
-        commands = Commands(store, node, clock, tokens=tokens, activity=activity)
-        files = Files(store, node, clock, activity)
+        awake = Awake(store, clock, Changes(store, node, clock, plane.worker), plane.operations, activity)
+        commands = Commands(store, node, clock, tokens=tokens, activity=activity, awake=awake)
+        files = Files(store, node, clock, awake)
         parts = CommandPlane(
             plane=plane,
             tokens=tokens,
@@ -92,6 +95,7 @@ async def command_plane(directory: Path, *, is_observed: bool = True, **options:
             yield parts
             await parts.runs.aclose()
             await commands.aclose()
+            await awake.aclose()
         finally:
             for task in tasks:
                 task.cancel()

@@ -13,8 +13,9 @@ from space.control.sandboxes import Sandboxes
 from space.core.account import ALL_SCOPES, Call, IdempotencyRef, Principal
 from space.core.event import AuditEntry
 from space.core.ids import ProjectId, TokenId
+from space.core.node import MachineRef
 from space.core.operation import Operation, Status
-from space.core.ports import Clock
+from space.core.ports import Clock, SessionStatus
 from space.core.sandbox import Sandbox, SandboxSpec
 from space.core.store import Changed
 from space.host.clock import SystemClock
@@ -43,6 +44,14 @@ def a_call(
     return Call(
         principal=who or principal(), action=action, request_id="req-1", address="127.0.0.1", idempotency=idempotency
     )
+
+
+class NoProcesses:
+    """`control.observations.ProcessWatcher` where no process matters."""
+
+    async def apply_status(self, status: SessionStatus) -> None: ...
+
+    async def lose_all(self, ref: MachineRef, reason: str) -> None: ...
 
 
 @dataclass(slots=True)

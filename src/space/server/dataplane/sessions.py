@@ -111,7 +111,7 @@ async def read_session_events(
     if token.session_id != session_id:
         raise PermissionDenied("this token is for another session")
     start = _start(request, query)
-    await commands.attach(session_id)
+    await commands.attach(session_id, token)
     if start:
         await _require_boundary(request.services, session_id, start)
     return _Events(request.services, token, start, _framing(query))
