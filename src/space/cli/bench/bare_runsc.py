@@ -33,6 +33,7 @@ from space.templates.store import TemplateStore
 
 AGENT_PORT = 1
 DIAL_PAUSE = 0.001
+IDLE_SECONDS = 3.0
 SETTLE_SECONDS = 0.5  #: until a guest is idle after its agent has lost its caller
 AT_ONCE = 2 * (os.cpu_count() or 1)  #: starts are bound by CPU: more at once would make each of them later
 
@@ -133,9 +134,16 @@ class BareRunsc:
         return took
 
     async def pss_mib(self) -> float:
-        """Return the memory of an idle machine, its share of pages that it has in common with others."""
-        held = await self._hold()
-        return pss_mib(self._cgroups.pids(held.machine.slot.cgroup))
+        """Return the memory of an idle machine, its share of pages that it has in common with others.
+
+        It is a fresh one: a checkpoint leaves the runtime's own heap larger than it was.
+        """
+        machine = await self._prepare()
+        await self._run(machine)
+        await asyncio.sleep(IDLE_SECONDS)
+        found = pss_mib(self._cgroups.pids(machine.slot.cgroup))
+        await self._remove(machine)
+        return found
 
     async def _hold(self) -> _Held:
         """Start the machine that stays, once, and write its image."""
