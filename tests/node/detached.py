@@ -23,7 +23,7 @@ SOURCE = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(SOURCE), str(SOURCE / "src")]
 
-from tests.node.harness import WallClock, World  # noqa: E402
+from tests.node.harness import DirectoryImages, WallClock, World  # noqa: E402
 
 from space.core.errors import GuestUnreachable  # noqa: E402
 from space.core.ids import NodeId  # noqa: E402
@@ -104,7 +104,7 @@ class DetachedRuntime:
     def machines(self) -> dict[str, MachineHandle]:
         return {path.name: MachineHandle(**json.loads(path.read_text())) for path in self.files.iterdir()}
 
-    async def start(self, spec: MachineSpec) -> DetachedMachine:
+    async def start(self, spec: MachineSpec, *, snapshot: Path | None = None) -> DetachedMachine:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -174,6 +174,7 @@ async def detached_node(directory: Path, **changes: object) -> AsyncIterator[tup
             cgroup_of=lambda index: f"/fake/m{index}",
             ahead=1,
         ),
+        images=DirectoryImages(directory / "images"),
         clock=WallClock(),
     )
     async with anyio.create_task_group() as tasks:

@@ -1,13 +1,15 @@
 """A node whose machines are processes of this host: the real guest agent, no isolation, no root."""
 
 import asyncio
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,13 @@ from typing import Any
 import anyio
 
 from space.core.command import CommandSpec, Pty
-from space.core.errors import GuestUnreachable
-from space.core.ids import NodeId, ProcessId, SandboxId, SessionId, make_id
+from space.core.errors import GuestUnreachable, NotFound
+from space.core.ids import NodeId, ProcessId, SandboxId, SessionId, SnapshotId, make_id
 from space.core.journal import JournalRecord, RecordKind, Trimmed
-from space.core.node import MachineHandle, MachineOrder, MachineRef, MachineSpec
+from space.core.node import Capabilities, MachineHandle, MachineOrder, MachineRef, MachineSpec
 from space.core.ports import MachineExited, ProcessOrder, SessionStatus
 from space.core.sandbox import Resources
+from space.core.snapshot import SnapshotOrder, SnapshotPlan, SnapshotRef, SnapshotResult
 from space.core.template import Template
 from space.host.stream import SocketStream
 from space.node.agent import Node
@@ -122,8 +125,12 @@ class LocalRuntime(FakeRuntime):
         super().__init__(host)
         self._agents = agents
 
-    async def start(self, spec: MachineSpec) -> FakeMachine:
-        return self._with_agent(await super().start(spec))
+    async def probe(self) -> Capabilities:
+        reasons = {"memory_snapshot": "its agents are processes of this host"}
+        return replace(await super().probe(), memory_snapshot=False, snapshot_format=None, reasons=reasons)
+
+    async def start(self, spec: MachineSpec, *, snapshot: Path | None = None) -> FakeMachine:
+        return self._with_agent(await super().start(spec, snapshot=snapshot))
 
     async def recover(self, handle: MachineHandle, spec: MachineSpec) -> FakeMachine | None:
         found = await super().recover(handle, spec)
@@ -139,6 +146,59 @@ class LocalRuntime(FakeRuntime):
         return gone
 
 
+@dataclass(frozen=True, slots=True)
+class DirectoryImage:
+    """A moment that lies in a directory as it was made."""
+
+    path: Path
+    meta: Mapping[str, Any]
+
+
+class DirectoryImages:
+    """`node.images.Images` without chunks and store: one directory a snapshot; `failures` are raised in turn."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.failures: list[Exception] = []
+
+    def _fail(self) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+
+    def _paths(self, snapshot_id: SnapshotId) -> tuple[Path, Path]:
+        return self.directory / snapshot_id, self.directory / f"{snapshot_id}.json"
+
+    async def planned(self, order: SnapshotOrder) -> SnapshotPlan | None:
+        if not self._paths(order.snapshot_id)[1].exists():
+            return None
+        return SnapshotPlan(chunks=[b"\0" * 32], bytes_read=1, bytes_new=1)
+
+    async def plan(self, order: SnapshotOrder, source: Path, meta: Mapping[str, Any]) -> SnapshotPlan:
+        self._fail()
+        directory, words = self._paths(order.snapshot_id)
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.copytree(source, directory)
+        words.write_text(json.dumps(meta))
+        return SnapshotPlan(chunks=[b"\0" * 32], bytes_read=1, bytes_new=1)
+
+    async def upload(self, order: SnapshotOrder) -> SnapshotResult:
+        self._fail()
+        if await self.planned(order) is None:
+            raise NotFound(f"no checkpoint {order.snapshot_id} on this node")
+        return SnapshotResult(manifest="0" * 64, bytes_read=1, bytes_new=1, bytes_uploaded=1)
+
+    @asynccontextmanager
+    async def open(self, ref: SnapshotRef) -> AsyncIterator[DirectoryImage]:
+        self._fail()
+        directory, words = self._paths(ref.snapshot_id)
+        yield DirectoryImage(directory, json.loads(words.read_text()))
+
+    async def discard(self, snapshot_id: SnapshotId) -> None:
+        directory, words = self._paths(snapshot_id)
+        words.unlink(missing_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 @dataclass(kw_only=True)
 class World:
     """What outlives a node: its disk and its kernel."""
@@ -149,8 +209,10 @@ class World:
     networks: set[int] = field(default_factory=set)
     cgroups: FakeCgroups = field(default_factory=FakeCgroups)
     rootfs: Path = field(init=False)
+    images: "DirectoryImages" = field(init=False)
 
     def __post_init__(self) -> None:
+        self.images = DirectoryImages(self.directory / "images")
         self.rootfs = self.directory / "rootfs"
         self.rootfs.mkdir()
 
@@ -190,11 +252,15 @@ class World:
         return Node(
             node_id=NodeId("nod" + "0" * 26),
             settings=settings,
-            runtimes={"fake": LocalRuntime(self.host, self.agents)},
+            runtimes={"fake": self.runtime()},
             templates=FakeTemplates(self.template_at(self.rootfs)),
             slots=slots,
+            images=self.images,
             clock=WallClock(),
         )
+
+    def runtime(self) -> FakeRuntime:
+        return LocalRuntime(self.host, self.agents)
 
     @asynccontextmanager
     async def running(self, **changes: object) -> AsyncIterator[Node]:

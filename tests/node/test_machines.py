@@ -357,7 +357,7 @@ async def test_limits_hold_for_orders_that_come_while_it_sweeps(world: World) ->
             except CapacityUnavailable as error:
                 refused.append(error)
 
-        async with anyio.create_task_group() as tasks, node._machines._sweeping:
+        async with anyio.create_task_group() as tasks, node._machines.sweeping:
             for _ in range(5):
                 tasks.start_soon(ensure)
             await anyio.sleep(0.05)

@@ -13,7 +13,7 @@ class RecordKind(IntEnum):
     PTY = 4
     PROCESS_EXITED = 5  #: {"exit_code", "signal", "reason", "at", "stdout_bytes", "stderr_bytes"}
     SANDBOX_LOST = 6  #: {"reason"}
-    ROLLED_BACK = 7  #: {"stdout_offset", "stderr_offset"}
+    ROLLED_BACK = 7  #: {"stdout_offset", "stderr_offset"}, of a terminal also "pty_offset": from where the streams go on
 
     @property
     def is_output(self) -> bool:
@@ -21,7 +21,7 @@ class RecordKind(IntEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing follows it."""
+        """Whether nothing follows it, unless its machine is restored from an earlier moment: then `ROLLED_BACK` does."""
         return self in (RecordKind.PROCESS_EXITED, RecordKind.SANDBOX_LOST)
 
 

@@ -1,8 +1,8 @@
 """The node: `NodeClient` for the machines of this host, in this process."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -12,20 +12,29 @@ import structlog
 from space.core.command import Pty
 from space.core.errors import FailedPrecondition, SpaceError
 from space.core.file import FileEvent, FileInfo
-from space.core.ids import NodeId, ProcessId, SandboxId, SessionId
+from space.core.ids import NodeId, PooledId, ProcessId, SandboxId, SessionId, SnapshotId
 from space.core.journal import JournalRecord, Trimmed
 from space.core.node import Capabilities, MachineOrder, MachineRef, NodeFacts
+from space.core.pool import PoolOrder
 from space.core.ports import Clock, MachineExited, ProcessOrder, Runtime, SessionStatus, Templates
+from space.core.snapshot import SnapshotOrder, SnapshotPlan, SnapshotResult
 from space.node import facts
+from space.node.checkpoints import Checkpoints
+from space.node.continuity import Continuity
 from space.node.generations import Generations
 from space.node.guest import Guest
+from space.node.images import Images
 from space.node.journal.folder import JournalFolder
 from space.node.machines import Machines
 from space.node.observations import Observations
 from space.node.parts import Parts
+from space.node.pool import Pool
 from space.node.sessions import Sessions
 from space.node.settings import NodeSettings
 from space.node.slots import Slots
+from space.node.template_images import TemplateImages
+from space.node.template_maker import TemplateImageMaker
+from space.node.upkeep import Upkeep
 
 log = structlog.get_logger(__name__)
 
@@ -41,12 +50,14 @@ class Node:
         runtimes: Mapping[str, Runtime],
         templates: Templates,
         slots: Slots,
+        images: Images,
         clock: Clock,
     ) -> None:
         self._id = node_id
         self._settings = settings
         self._runtimes = runtimes
         self._slots = slots
+        self._images = images
         self._clock = clock
         self._capabilities: dict[str, Capabilities] = {}
         self._memory_mib = max(facts.memory_total_mib() - settings.memory_reserve_mib, 0)
@@ -54,18 +65,29 @@ class Node:
         self._journals = JournalFolder(settings.data_dir / "journals", limit_bytes=settings.journal_limit_mib << 20)
         self._generations = Generations(settings.data_dir / "node" / "generations", clock)
         self._sessions = Sessions(self._journals, self._observations, clock)
+        self._template_images = TemplateImages(settings, self._capabilities)
         self._machines = Machines(
             Parts(
                 settings=settings,
                 runtimes=runtimes,
+                capabilities=self._capabilities,
                 templates=templates,
                 slots=slots,
                 generations=self._generations,
                 sessions=self._sessions,
+                continuity=Continuity(self._journals, self._sessions, self._observations),
+                images=images,
                 observations=self._observations,
                 clock=clock,
                 memory_mib=self._memory_mib,
-            )
+            ),
+            self._template_images,
+        )
+        self._upkeep = Upkeep(self._machines)
+        self._pool = Pool(self._machines)
+        self._checkpoints = Checkpoints(self._machines, settings.data_dir / "node" / "staging")
+        self._maker = TemplateImageMaker(
+            self._machines, self._template_images, clock, idle_seconds=settings.idle_before_image
         )
         self._started = asyncio.Event()
 
@@ -77,12 +99,15 @@ class Node:
         try:
             await anyio.to_thread.run_sync(self._generations.load)
             await anyio.to_thread.run_sync(self._sessions.load)
+            await anyio.to_thread.run_sync(self._checkpoints.load)
             async with anyio.create_task_group() as tasks:
                 async with anyio.create_task_group() as starting:
                     for runtime in self._runtimes.values():
                         starting.start_soon(self._probe, runtime)
-                    starting.start_soon(self._machines.recover, tasks)
+                    starting.start_soon(self._upkeep.recover, tasks)
+                await self._template_images.load()
                 tasks.start_soon(self._slots.run)
+                tasks.start_soon(self._maker.run)
                 tasks.start_soon(self._sweep)
                 self._started.set()
                 log.info("node.started", node=self._id, machines=len(self._machines))
@@ -113,7 +138,7 @@ class Node:
                 if not self._capabilities[runtime.name].is_available:
                     await self._probe(runtime)
             try:
-                await self._machines.sweep()
+                await self._upkeep.sweep()
                 await self._journals.expire(self._clock.now().timestamp() - self._settings.journal_keep_hours * 3600)
             except Exception:  # whatever is wrong with one thing here, the machines go on
                 log.exception("node.sweep_failed")
@@ -139,6 +164,46 @@ class Node:
         await self.started()
         await self._machines.ensure(order)
 
+    async def pause(self, ref: MachineRef) -> None:
+        await self.started()
+        await self._machines.pause(ref)
+
+    async def resume(self, ref: MachineRef) -> None:
+        await self.started()
+        await self._machines.resume(ref)
+
+    async def checkpoint(self, ref: MachineRef, order: SnapshotOrder) -> SnapshotPlan:
+        await self.started()
+        return await self._checkpoints.make(ref, order)
+
+    async def upload(self, order: SnapshotOrder) -> SnapshotResult:
+        await self.started()
+        return await self._checkpoints.upload(order)
+
+    async def discard(self, snapshot_id: SnapshotId) -> None:
+        await self.started()
+        await self._images.discard(snapshot_id)
+
+    async def release(self, ref: MachineRef) -> None:
+        await self.started()
+        await self._machines.release(ref)
+
+    async def park(self, order: PoolOrder) -> None:
+        await self.started()
+        await self._pool.park(order)
+
+    async def bind(self, pooled_id: PooledId, order: MachineOrder) -> None:
+        await self.started()
+        await self._pool.bind(pooled_id, order)
+
+    async def retire(self, pooled_id: PooledId) -> None:
+        await self.started()
+        await self._pool.retire(pooled_id)
+
+    async def parked(self) -> Collection[PooledId]:
+        await self.started()
+        return [pooled_id for pooled_id in self._pool.parked() if pooled_id != self._maker.making]
+
     async def remove(self, ref: MachineRef, *, grace: float = 0) -> None:
         await self.started()
         await self._machines.remove(ref, grace=grace)
@@ -150,10 +215,10 @@ class Node:
     async def stats(self, ref: MachineRef) -> Mapping[str, float]:
         await self.started()
         live = self._machines.get(ref)
-        try:
-            said = await (await live.guest(deadline=1)).stats()
-        except SpaceError:
-            said = {}
+        said: Mapping[str, float] = {}
+        if live.halt is None:
+            with suppress(SpaceError):
+                said = await (await live.guest(deadline=1)).stats()
         return {**said, **await live.machine.stats()}  # what the host measures counts, not what a guest says
 
     def observations(self) -> AsyncIterator[MachineExited | SessionStatus]:
@@ -169,28 +234,32 @@ class Node:
         await self.started()
         live = self._machines.get(ref)
         if self._sessions.is_running(ref, process_id):
-            await (await live.guest()).signal(process_id, signal)
+            async with live.call() as guest:
+                await guest.signal(process_id, signal)
 
     async def write_stdin(self, ref: MachineRef, process_id: ProcessId, data: bytes) -> None:
-        guest = await self._stdin_guest(ref, process_id)
-        await guest.write_stdin(process_id, data)
+        async with self._stdin_guest(ref, process_id) as guest:
+            await guest.write_stdin(process_id, data)
 
     async def close_stdin(self, ref: MachineRef, process_id: ProcessId) -> None:
-        guest = await self._stdin_guest(ref, process_id)
-        await guest.close_stdin(process_id)
+        async with self._stdin_guest(ref, process_id) as guest:
+            await guest.close_stdin(process_id)
 
-    async def _stdin_guest(self, ref: MachineRef, process_id: ProcessId) -> Guest:
+    @asynccontextmanager
+    async def _stdin_guest(self, ref: MachineRef, process_id: ProcessId) -> AsyncIterator[Guest]:
         await self.started()
         live = self._machines.get(ref)
         if not self._sessions.is_running(ref, process_id):
             raise FailedPrecondition(f"process {process_id} has ended; it reads no input")
-        return await live.guest()
+        async with live.call() as guest:
+            yield guest
 
     async def resize(self, ref: MachineRef, process_id: ProcessId, size: Pty) -> None:
         await self.started()
         live = self._machines.get(ref)
         if self._sessions.is_running(ref, process_id):
-            await (await live.guest()).resize(process_id, size)
+            async with live.call() as guest:
+                await guest.resize(process_id, size)
 
     async def session_status(self, session_id: SessionId) -> SessionStatus | None:
         await self.started()
@@ -215,7 +284,7 @@ class Node:
     @asynccontextmanager
     async def _files(self, ref: MachineRef, *, is_transfer: bool = False) -> AsyncIterator[Guest]:
         await self.started()
-        async with self._machines.get(ref).file_guest(is_transfer=is_transfer) as guest:
+        async with self._machines.get(ref).file_call(is_transfer=is_transfer) as guest:
             yield guest
 
     @asynccontextmanager

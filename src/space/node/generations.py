@@ -33,11 +33,14 @@ class Phase(StrEnum):
     """How far the machine of the newest generation came."""
 
     SEEN = "seen"  #: ordered; perhaps half built
+    RESTORING = "restoring"  #: the same, from a moment of its own: the open sessions of older generations wait for it
     UP = "up"  #: its agent has answered
     ENDED = "ended"  #: it ended by itself; a generation runs only once
+    RELEASED = "released"  #: ended because the sandbox is suspended; its open sessions wait for a later generation
     GONE = "gone"  #: removed: the tombstone
 
 
+STARTING = (Phase.SEEN, Phase.RESTORING)
 _ORDER = {phase: number for number, phase in enumerate(Phase)}
 
 
@@ -129,6 +132,11 @@ class Generations:
     def get(self, sandbox_id: SandboxId) -> Entry | None:
         return self._known.get(sandbox_id)
 
+    def keeps_sessions(self, sandbox_id: SandboxId) -> bool:
+        """Whether open sessions wait for a machine that is still to come."""
+        entry = self._known.get(sandbox_id)
+        return entry is not None and entry.phase in (Phase.RESTORING, Phase.RELEASED)
+
     def check(self, ref: MachineRef) -> None:
         """Raise `StaleGeneration` if a newer generation, or the end of this one, has been seen."""
         entry = self._known.get(ref.sandbox_id)
@@ -146,7 +154,7 @@ class Generations:
         """As `check`, and refuse to start a machine that has run and ended already."""
         self.check(ref)
         entry = self._known.get(ref.sandbox_id)
-        if entry is not None and entry.generation == ref.generation and entry.phase is Phase.ENDED:
+        if entry is not None and entry.generation == ref.generation and entry.phase in (Phase.ENDED, Phase.RELEASED):
             raise RuntimeFailed(f"the machine of {ref.sandbox_id} in generation {ref.generation} has ended")
 
     async def record(self, ref: MachineRef, phase: Phase) -> None:

@@ -2,21 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import structlog
 
 from space.core.errors import GuestUnreachable, LimitExceeded, SpaceError
 from space.core.ids import ProcessId
 from space.core.node import Exit, MachineRef
 from space.core.ports import Clock, Machine, ProcessOrder, SessionStatus
+from space.host.failpoint import failpoint
 from space.node.channel import GuestChannel
 from space.node.guest import Exited, Guest, Output
-from space.node.record import MachineRecord
+from space.node.record import Halt, MachineRecord
 from space.node.sessions import Session, Sessions
 from space.node.settings import NodeSettings
+from space.node.usage import Usage
 
 log = structlog.get_logger(__name__)
 
@@ -43,9 +46,12 @@ class LiveMachine:
     ) -> None:
         self.record = record
         self.machine = machine
+        self.halt: Halt | None = None  #: why it stands still
         self.ended = asyncio.Event()  #: it was buried
+        self.usage = Usage(record.directory / "used", clock)
         self._exited = asyncio.Event()
         self.is_asked_to_end = False
+        self.keeps_sessions = False  #: its open sessions outlast it
         self._sessions = sessions
         self._settings = settings
         self._clock = clock
@@ -57,9 +63,9 @@ class LiveMachine:
         self._requests = anyio.Semaphore(settings.file_concurrency)
         self._channel = GuestChannel(
             machine,
-            record.ref.sandbox_id,
+            record.machine_id,
             port=settings.agent_port,
-            token=record.token,
+            tokens=lambda: self.record.tokens,
             silence=settings.guest_silence,
             deliver=self._deliver,
             greet=self._greet,
@@ -75,10 +81,14 @@ class LiveMachine:
         if not self.ended.is_set():
             exit = await self._serve()
             with anyio.move_on_after(_CLOSE_SECONDS):
-                await self._sessions.lost(self.ref, exit.reason)
+                await self._close_sessions(exit)
             await self._bury(self, exit)
             self.ended.set()
-        await self._sessions.lost(self.ref, (await self._exit()).reason)
+        await self._close_sessions(await self._exit())
+
+    async def _close_sessions(self, exit: Exit) -> None:
+        if not self.keeps_sessions:
+            await self._sessions.lost(self.ref, exit.reason)
 
     async def _serve(self) -> Exit:
         try:
@@ -98,7 +108,7 @@ class LiveMachine:
         try:
             return await self.machine.wait()
         except (SpaceError, OSError) as error:
-            log.error("machine.wait_failed", machine=self.ref.machine_id, error=str(error))
+            log.error("machine.wait_failed", machine=self.record.machine_id, error=str(error))
             return Exit(reason="runtime_exited")
 
     async def end(self, *, grace: float = 0) -> None:
@@ -127,6 +137,51 @@ class LiveMachine:
                 return True
         return False
 
+    # Standing still
+
+    async def leave(self) -> None:
+        """Take leave of the agent: until `come_back` nobody is connected, and the journals have all that it sent."""
+        await self._channel.hold()
+
+    def come_back(self) -> None:
+        """Connect to the agent again, unless the machine stands still."""
+        if self.halt is None:
+            self._channel.go_on()
+
+    async def stand_still(self, halt: Halt) -> None:
+        """Stop it; the note on disk comes first, so that a node that restarts makes it true.
+
+        Raises what the runtime does, and the machine goes on.
+        """
+        before = self.halt
+        await anyio.to_thread.run_sync(self.record.write_halt, halt)
+        self.halt = halt
+        failpoint("pause.after_note")
+        if before is not None:
+            return
+        try:
+            await self._channel.hold()
+            await self.machine.pause()
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(SpaceError, OSError):
+                await self.go_on()
+            raise
+        failpoint("pause.after_pause")
+
+    def found_still(self, halt: Halt) -> None:
+        """Take note, before `run`, that the machine stands still since an earlier life of the node."""
+        self.halt = halt
+        self._channel.stay_away()
+
+    async def go_on(self) -> None:
+        """Let it run; idempotent."""
+        if self.halt is not None:
+            await self.machine.resume()
+            failpoint("resume.after_resume")
+            await anyio.to_thread.run_sync(self.record.write_halt, None)
+            self.halt, self.keeps_sessions = None, False
+        self._channel.go_on()
+
     # The guest
 
     async def guest(self, deadline: float | None = None) -> Guest:
@@ -134,13 +189,23 @@ class LiveMachine:
         return await self._channel.guest(self._settings.guest_deadline if deadline is None else deadline)
 
     @asynccontextmanager
-    async def file_guest(self, *, is_transfer: bool) -> AsyncIterator[Guest]:
-        """Hold one of the places for file operations; transfers, as slow as their callers, have their own."""
-        async with self._transfers if is_transfer else self._requests:
+    async def call(self) -> AsyncIterator[Guest]:
+        """Use the agent for somebody; waits while a checkpoint holds all calls up."""
+        async with self.usage.call():
             yield await self.guest()
+
+    @asynccontextmanager
+    async def file_call(self, *, is_transfer: bool) -> AsyncIterator[Guest]:
+        """Hold one of the places for file operations; transfers, as slow as their callers, have their own."""
+        async with self._transfers if is_transfer else self._requests, self.call() as guest:
+            yield guest
 
     async def start_process(self, order: ProcessOrder) -> SessionStatus:
         """Start a process unless it was started before; returns once its journal says how that went."""
+        async with self.usage.call():
+            return await self._start_process(order)
+
+    async def _start_process(self, order: ProcessOrder) -> SessionStatus:
         limit = self._settings.max_processes
         if self._sessions.count(self.ref) >= limit and self._sessions.find(self.ref, order.process_id) is None:
             raise LimitExceeded(f"{limit} commands run in {self.ref.sandbox_id} already", quota="processes")
@@ -164,14 +229,16 @@ class LiveMachine:
         self, session: Session, order: ProcessOrder, failure: list[SpaceError], done: asyncio.Event
     ) -> None:
         try:
-            guest = await self.guest()
-            await self._sessions.spawn(session, order, guest, self.record.env, self.record.default_user)
+            with self.usage.counted():
+                guest = await self.guest()
+                await self._sessions.spawn(session, order, guest, self.record.env, self.record.default_user)
         except SpaceError as error:  # whatever an agent refuses with, it is this command's caller who hears it
             failure.append(error)
         finally:
             done.set()
 
     async def _deliver(self, event: Output | Exited) -> None:
+        self.usage.touch()
         await self._sessions.deliver(self.ref, event)
         if isinstance(event, Exited):
             self._ended_processes.append(event.process_id)
@@ -192,7 +259,24 @@ class LiveMachine:
         try:
             await (await self.guest()).forget(process_id)
         except SpaceError as error:
-            log.debug("guest.forget_failed", machine=self.ref.machine_id, error=str(error))
+            log.debug("guest.forget_failed", machine=self.record.machine_id, error=str(error))
+
+    # Its identity
 
     async def _greet(self, guest: Guest) -> None:
+        if self.record.old_token is not None:
+            await self.become(guest)
         await self._sessions.resume(self.ref, guest)
+
+    async def become(self, guest: Guest) -> None:
+        """Tell the agent who it is from now on; what it forgets by itself after that is not its sandbox's."""
+        record = self.record
+        await guest.personalise(
+            hostname=record.hostname,
+            env=record.env,
+            token=record.token,
+            unix_seconds=self._clock.now().timestamp(),
+            disown=record.is_fork,
+        )
+        failpoint("personalise.after_agent")
+        self.record = await anyio.to_thread.run_sync(record.settle)

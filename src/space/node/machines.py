@@ -1,4 +1,4 @@
-"""The machines of this node: ordered, found again after a restart, watched, removed.
+"""The machines of this node: ordered, changed, ended.
 
 Whatever happens to the node, a machine is on disk in one of three states: no record; an intent without a handle,
 which is swept; or a handle, which is re-adopted.  `Generations` fences all of it.
@@ -11,66 +11,88 @@ from dataclasses import dataclass, field
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import structlog
 
-from space.core.errors import CapacityUnavailable, InsufficientStorage, NotFound, RuntimeFailed, StaleGeneration
+from space.core.errors import (
+    CapacityUnavailable,
+    GuestUnreachable,
+    InsufficientStorage,
+    NotFound,
+    RuntimeFailed,
+    StaleGeneration,
+)
 from space.core.ids import SandboxId
 from space.core.node import Exit, MachineOrder, MachineRef
 from space.core.ports import Machine, MachineExited
+from space.core.snapshot import SnapshotRef
 from space.host.failpoint import failpoint
-from space.node.building import Builder
+from space.node.building import Builder, Prepare
 from space.node.generations import Phase
 from space.node.live import LiveMachine
+from space.node.moment import Moment
 from space.node.parts import Parts
-from space.node.record import MachineRecord, remove_tree
+from space.node.record import Halt, MachineRecord, Origin
+from space.node.template_images import TemplateImages
 
 log = structlog.get_logger(__name__)
 
+MACHINE = "machine"  #: in a snapshot: what the runtime wrote
+JOURNALS = "journals"  #: in a snapshot: those of the commands that ran
 _CLOSE_SECONDS = 2.0  #: for the sessions of machines that have gone; after that their own task goes on with it
 _CLEANUP_SECONDS = 60.0  #: for a failed start; after that its own task goes on with it
 _RETRY_SECONDS = (1.0, 30.0)  #: first and longest pause after a burial that failed
 
 
 @dataclass(slots=True, eq=False)
-class _Building:
+class Building:
     """A machine on its way up."""
 
     order: MachineOrder
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    is_admitted: bool = False  #: it counts
 
 
 class Machines:
     """Starts, keeps and ends machines; at most one a sandbox."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._builder = Builder(parts)
-        self._live: dict[SandboxId, LiveMachine] = {}
-        self._building: dict[SandboxId, _Building] = {}
+    def __init__(self, parts: Parts, templates: TemplateImages) -> None:
+        self.parts = parts
+        self.builder = Builder(parts)
+        self.live: dict[SandboxId, LiveMachine] = {}
+        self.building: dict[SandboxId, Building] = {}
+        self.sweeping = asyncio.Lock()
+        self.tasks: anyio.abc.TaskGroup | None = None
+        self.sweep_leftover = self.builder.forget_leftover  #: set by `Upkeep`
+        self._templates = templates
+        self._changing: dict[SandboxId, anyio.CancelScope] = {}
         self._locks: dict[SandboxId, tuple[asyncio.Lock, int]] = {}
-        self._sweeping = asyncio.Lock()
-        self._tasks: anyio.abc.TaskGroup | None = None
 
     # What there is
 
     def __len__(self) -> int:
-        return len(self._live.keys() | self._building.keys())
+        return len(self._orders())
+
+    def _orders(self) -> Mapping[SandboxId, MachineOrder]:
+        orders = {key: building.order for key, building in self.building.items() if building.is_admitted}
+        orders.update({key: live.record.order for key, live in self.live.items()})
+        return orders
 
     @property
     def memory_mib(self) -> int:
         """Memory promised to machines."""
-        orders = {sandbox_id: building.order for sandbox_id, building in self._building.items()}
-        orders.update({sandbox_id: live.record.order for sandbox_id, live in self._live.items()})
-        return sum(order.resources.memory_mib for order in orders.values())
+        return sum(order.resources.memory_mib for order in self._orders().values())
 
     def report(self) -> Mapping[SandboxId, int]:
-        return {sandbox_id: live.ref.generation for sandbox_id, live in self._live.items() if not live.has_exited}
+        return {
+            sandbox_id: live.ref.generation
+            for sandbox_id, live in self.live.items()
+            if not live.has_exited and not live.record.is_pooled
+        }
 
     def get(self, ref: MachineRef) -> LiveMachine:
         """Return a machine that runs; raises `StaleGeneration` or `NotFound`."""
-        self._parts.generations.check(ref)
-        live = self._live.get(ref.sandbox_id)
+        self.parts.generations.check(ref)
+        live = self.live.get(ref.sandbox_id)
         if live is None or live.ref != ref or live.has_exited:
             raise NotFound(f"no machine of {ref.sandbox_id} in generation {ref.generation} runs on this node")
         return live
@@ -80,103 +102,238 @@ class Machines:
     async def ensure(self, order: MachineOrder) -> None:
         """See `NodeClient.ensure`."""
         ref = order.ref
-        self._parts.generations.admit(ref)
-        older = self._building.get(ref.sandbox_id)
+        self.parts.generations.admit(ref)
+        older = self.building.get(ref.sandbox_id)
         if older is not None and older.order.ref < ref:
             older.scope.cancel()
-        async with self._locked(ref.sandbox_id):
-            self._parts.generations.admit(ref)
-            live = self._live.get(ref.sandbox_id)
-            if live is not None and live.ref != ref:
-                await live.end()
-                live = None
-            if live is not None:
-                await self._await_agent(live)
-                await self._parts.generations.record(ref, Phase.UP)
-                return
-            building = _Building(order)
-            with building.scope:
-                async with self._sweeping:
-                    if self._builder.has_leftover(ref):
-                        await self._sweep_machines()
-                    self._admit(order)  # nothing is awaited between this and what it counts
-                    self._building[ref.sandbox_id] = building
-                try:
-                    await self._build(order)
-                finally:
-                    self._building.pop(ref.sandbox_id, None)
-            if building.scope.cancelled_caught:
-                raise StaleGeneration(f"{ref.sandbox_id} was removed or replaced while it started")
+        async with self.locked(ref.sandbox_id):
+            self.parts.generations.admit(ref)
+            live = self.live.get(ref.sandbox_id)
+            if live is not None and live.ref == ref:
+                await live.go_on()
+                await self.await_agent(live)
+            else:
+                await self.start(order)
 
-    def _admit(self, order: MachineOrder) -> None:
-        settings = self._parts.settings
-        if len(self) >= settings.max_machines:
-            raise CapacityUnavailable(
-                f"this node holds {settings.max_machines} machines already", limit=settings.max_machines
-            )
-        available = int(self._parts.memory_mib * settings.memory_overcommit) - self.memory_mib
-        if order.resources.memory_mib > available:
-            raise CapacityUnavailable(
-                f"{order.resources.memory_mib} MiB of memory asked for, {max(available, 0)} MiB left on this node",
-                available_mib=max(available, 0),
-            )
-
-    async def _build(self, order: MachineOrder) -> None:
-        ref, started = order.ref, self._parts.clock.monotonic()
-        live = self._adopt(*await self._builder.build(order))
+    async def start(self, order: MachineOrder) -> None:
+        """Start a machine in place of older ones of its sandbox; the caller holds the lock."""
+        building = Building(order)
+        self.building[order.ref.sandbox_id] = building
         try:
-            await self._await_agent(live)
+            with building.scope:
+                if order.restore is not None:
+                    await self._restore(building, order.restore)
+                else:
+                    await self._replace(order)
+                    await self._admit(building)
+                    await self._boot(order)
+        finally:
+            self.building.pop(order.ref.sandbox_id, None)
+        if building.scope.cancelled_caught:
+            raise StaleGeneration(f"{order.ref.sandbox_id} was removed or replaced while it started")
+
+    async def _replace(self, order: MachineOrder, *, carries_on: bool = False) -> None:
+        """End the machine of an older generation."""
+        live = self.live.get(order.ref.sandbox_id)
+        if live is None:
+            return
+        if carries_on:  # suspended and not yet released: its sessions are those of the new one
+            await self.parts.generations.record(order.ref, Phase.RESTORING)
+            live.keeps_sessions = True
+        await live.end()
+
+    async def _admit(self, building: Building) -> None:
+        order, settings = building.order, self.parts.settings
+        async with self.sweeping:
+            if self.builder.has_leftover(order.ref):
+                await self.sweep_leftover()
+            # Nothing is awaited between this and what it counts.
+            if len(self) >= settings.max_machines:
+                raise CapacityUnavailable(
+                    f"this node holds {settings.max_machines} machines already", limit=settings.max_machines
+                )
+            available = max(int(self.parts.memory_mib * settings.memory_overcommit) - self.memory_mib, 0)
+            if order.resources.memory_mib > available:
+                raise CapacityUnavailable(
+                    f"{order.resources.memory_mib} MiB of memory asked for, {available} MiB left on this node",
+                    available_mib=available,
+                )
+            building.is_admitted = True
+
+    async def _boot(self, order: MachineOrder) -> None:
+        """Start from an image of the booted template if there is one that works, else from nothing."""
+        origin = await self._templates.find(order)
+        if origin is not None:
+            try:
+                await self._bring_up(order, origin)
+            except RuntimeFailed as error:
+                log.warning("machine.template_image_failed", machine=order.ref.machine_id, error=error.message)
+                await self._templates.drop(order)
+            else:
+                return
+        await self._bring_up(order)
+        self._templates.booted(order)
+
+    async def _restore(self, building: Building, restore: SnapshotRef) -> None:
+        order = building.order
+        async with self.parts.images.open(restore) as image:
+            moment = Moment.decode(image.meta)
+            moment.require_fit(order, self.parts.capabilities.get(order.runtime))
+            carries_on = moment.sandbox_id == order.ref.sandbox_id
+            failpoint("restore.after_fetch")
+            await self._replace(order, carries_on=carries_on)
+            await self._admit(building)
+
+            async def prepare() -> None:
+                await self.parts.continuity.take_over(order.ref, moment, image.path / JOURNALS)
+
+            origin = Origin(path=image.path / MACHINE, token=moment.token, sandbox_id=moment.sandbox_id)
+            await self._bring_up(order, origin, prepare if carries_on else None)
+
+    async def _bring_up(
+        self, order: MachineOrder, origin: Origin | None = None, prepare: Prepare | None = None
+    ) -> None:
+        started = self.parts.clock.monotonic()
+        live = self.adopt(*await self.builder.build(order, origin, prepare))
+        live.keeps_sessions = live.record.carries_on  # until it is up: a start that fails loses nobody's stream
+        try:
+            await self.await_agent(live)
         except BaseException:
             with anyio.move_on_after(_CLEANUP_SECONDS, shield=True):
                 await live.end()
             raise
-        failpoint("ensure.after_ready")
-        await self._parts.generations.record(ref, Phase.UP)
-        seconds = round(self._parts.clock.monotonic() - started, 4)
-        log.info("machine.started", machine=ref.machine_id, runtime=order.runtime, seconds=seconds)
+        seconds = round(self.parts.clock.monotonic() - started, 4)
+        log.info(
+            "machine.started",
+            machine=live.record.machine_id,
+            runtime=order.runtime,
+            seconds=seconds,
+            restored=origin is not None,
+        )
 
-    async def _await_agent(self, live: LiveMachine) -> None:
-        """Return once the agent has answered; raises `RuntimeFailed` if the machine ends first, or in time neither."""
-        deadline = self._parts.settings.create_deadline
+    async def await_agent(self, live: LiveMachine) -> None:
+        """Return once the agent has answered and knows who it is, and that is on disk.
+
+        Raises:
+            RuntimeFailed: the machine ended first, or did not answer in time.
+        """
+        deadline = self.parts.settings.create_deadline
         if not await live.answers(deadline):
             reason = "ended before its agent answered" if live.has_exited else f"did not answer in {deadline:g} s"
             raise RuntimeFailed(f"the machine of {live.ref.sandbox_id} {reason}")
+        if live.record.old_token is not None:
+            await live.become(await live.guest())
+        failpoint("ensure.after_ready")
+        if not live.record.is_pooled:
+            await self.parts.generations.record(live.ref, Phase.UP)
+        live.keeps_sessions = False
 
-    def _adopt(self, record: MachineRecord, machine: Machine) -> LiveMachine:
+    def adopt(self, record: MachineRecord, machine: Machine, halt: Halt | None = None) -> LiveMachine:
+        """Keep a machine that runs, and take care of it."""
         live = LiveMachine(
             record,
             machine,
-            sessions=self._parts.sessions,
-            settings=self._parts.settings,
-            clock=self._parts.clock,
+            sessions=self.parts.sessions,
+            settings=self.parts.settings,
+            clock=self.parts.clock,
             bury=self._bury,
         )
-        self._live[record.ref.sandbox_id] = live
-        if self._tasks is None:
+        if halt is not None:
+            live.found_still(halt)
+        if record.carries_on:
+            self.parts.sessions.carry(record.ref)
+        self.live[record.ref.sandbox_id] = live
+        if self.tasks is None:
             raise RuntimeError("the node does not run")
-        self._tasks.start_soon(self._supervise, live)
+        self.tasks.start_soon(self._supervise, live)
         return live
+
+    # Changing
+
+    @asynccontextmanager
+    async def changing(self, ref: MachineRef) -> AsyncIterator[LiveMachine]:
+        """Hold a machine for a change; raises `StaleGeneration` if it is removed meanwhile."""
+        async with self.locked(ref.sandbox_id):
+            live = self.get(ref)
+            with anyio.CancelScope() as scope:
+                self._changing[ref.sandbox_id] = scope
+                try:
+                    yield live
+                finally:
+                    del self._changing[ref.sandbox_id]
+            if scope.cancelled_caught:
+                raise StaleGeneration(f"{ref.sandbox_id} was removed meanwhile")
+
+    async def pause(self, ref: MachineRef) -> None:
+        """See `NodeClient.pause`."""
+        async with self.changing(ref) as live, live.usage.held(self.parts.settings.quiesce_seconds):
+            await live.stand_still(Halt())
+            log.info("machine.paused", machine=live.record.machine_id)
+
+    async def resume(self, ref: MachineRef) -> None:
+        """See `NodeClient.resume`."""
+        async with self.changing(ref) as live:
+            await live.go_on()
+            if not await live.answers(self.parts.settings.guest_deadline):
+                raise GuestUnreachable(f"the agent of {ref.sandbox_id} does not answer after the pause; try again")
+            log.info("machine.resumed", machine=live.record.machine_id)
 
     # Ending
 
+    async def release(self, ref: MachineRef) -> None:
+        """See `NodeClient.release`."""
+        self.parts.generations.check(ref)
+        async with self.locked(ref.sandbox_id):
+            self.parts.generations.check(ref)
+            live = self.live.get(ref.sandbox_id)
+            if live is not None and live.ref == ref:
+                live.keeps_sessions = True
+            await self.parts.generations.record(ref, Phase.RELEASED)
+            failpoint("release.after_record")
+            if live is not None:
+                await live.end()
+        failpoint("release.after_end")
+
     async def remove(self, ref: MachineRef, *, grace: float) -> None:
         """See `NodeClient.remove`."""
-        entry = self._parts.generations.get(ref.sandbox_id)
+        entry = self.parts.generations.get(ref.sandbox_id)
         if entry is not None and entry.generation > ref.generation:
-            self._parts.generations.check(ref)
+            self.parts.generations.check(ref)
         try:
-            await self._parts.generations.record(ref, Phase.GONE)
+            await self.parts.generations.record(ref, Phase.GONE)
             failpoint("remove.after_tombstone")
         finally:
             # On a full disk too: what is removed makes room, and the caller tries again.
-            building = self._building.get(ref.sandbox_id)
-            if building is not None:
-                building.scope.cancel()
-            async with self._locked(ref.sandbox_id):
-                live = self._live.get(ref.sandbox_id)
+            self._cancel(ref.sandbox_id)
+            async with self.locked(ref.sandbox_id):
+                live = self.live.get(ref.sandbox_id)
                 if live is not None:
+                    live.keeps_sessions = False
                     await live.end(grace=grace)
+                await self._lose_sessions(ref.sandbox_id)
         failpoint("remove.after_end")
+
+    def _cancel(self, sandbox_id: SandboxId) -> None:
+        """Break off what is being done to a sandbox's machine."""
+        building = self.building.get(sandbox_id)
+        if building is not None:
+            building.scope.cancel()
+        if sandbox_id in self._changing:
+            self._changing[sandbox_id].cancel()
+
+    async def _lose_sessions(self, sandbox_id: SandboxId) -> None:
+        """End what a suspended sandbox has left open; on a full disk that goes on in the background."""
+        if not self.parts.sessions.of(sandbox_id) or self.tasks is None:
+            return
+        is_done = asyncio.Event()
+
+        async def lose() -> None:
+            await self.parts.sessions.lost_but(sandbox_id, (), "stopped")
+            is_done.set()
+
+        self.tasks.start_soon(lose)
+        with anyio.move_on_after(_CLOSE_SECONDS):
+            await is_done.wait()
 
     async def _supervise(self, live: LiveMachine) -> None:
         """Run a machine's task; what goes wrong in it must not take the node along."""
@@ -186,117 +343,27 @@ class Machines:
                 await live.run()
                 return
             except Exception:
-                log.exception("machine.task_failed", machine=live.ref.machine_id)
+                log.exception("machine.task_failed", machine=live.record.machine_id)
             await anyio.sleep(pause)
             pause = min(2 * pause, longest)
 
     async def _bury(self, live: LiveMachine, exit: Exit) -> None:
         ref = live.ref
-        entry = self._parts.generations.get(ref.sandbox_id)
+        entry = self.parts.generations.get(ref.sandbox_id)
         was_up = entry is not None and entry.generation == ref.generation and entry.phase is Phase.UP
         if was_up and not live.is_asked_to_end:
-            self._parts.observations.put(MachineExited(ref=ref, exit=exit))
+            self.parts.observations.put(MachineExited(ref=ref, exit=exit))
             with suppress(InsufficientStorage):  # burying it makes room
-                await self._parts.generations.record(ref, Phase.ENDED)
+                await self.parts.generations.record(ref, Phase.ENDED)
         await live.machine.stop()
         failpoint("bury.after_stop")
-        await self._builder.forget(live.record)
-        if self._live.get(ref.sandbox_id) is live:
-            del self._live[ref.sandbox_id]
-        log.info("machine.ended", machine=ref.machine_id, reason=exit.reason, asked=live.is_asked_to_end)
-
-    # After a restart, and every minute
-
-    async def recover(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Find the machines of an earlier life of the node, and remove what is left of the others."""
-        self._tasks = tasks
-        directory = self._builder.directory
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        records = [record for path in directory.iterdir() if (record := MachineRecord.read(path)) is not None]
-        async with anyio.create_task_group() as recovering:
-            for record in records:
-                recovering.start_soon(self._readopt, record)
-        try:
-            await self._sweep_runtimes()
-        except Exception:  # what is left of one machine must not keep all others down; the next sweep tries again
-            log.exception("machines.sweep_failed")
-        await self._parts.slots.restore([live.record.slot for live in self._live.values()])
-        await self._sweep_directories()
-        is_closed = asyncio.Event()
-        tasks.start_soon(self._close_sessions, is_closed)
-        with anyio.move_on_after(_CLOSE_SECONDS):
-            await is_closed.wait()
-
-    async def _close_sessions(self, done: asyncio.Event) -> None:
-        """End the sessions whose machines have gone; on a full disk that takes until there is room."""
-        for ref in self._parts.sessions.machines():
-            live = self._live.get(ref.sandbox_id)
-            if live is None or live.ref != ref:
-                try:
-                    await self._parts.sessions.lost(ref, "runtime_exited")
-                except (OSError, ValueError):
-                    log.exception("sessions.not_closed", machine=ref.machine_id)
-        done.set()
-
-    async def _readopt(self, record: MachineRecord) -> None:
-        ref, parts = record.ref, self._parts
-        entry = parts.generations.get(ref.sandbox_id)
-        runtime = parts.runtimes.get(record.order.runtime)
-        is_current = entry is not None and entry.generation == ref.generation and entry.phase in (Phase.SEEN, Phase.UP)
-        if record.handle is None or runtime is None or not is_current:
-            log.info("machine.dropped", machine=ref.machine_id, is_current=is_current, built=record.handle is not None)
-            return
-        reason = "runtime_exited"
-        try:
-            machine = await runtime.recover(record.handle, self._builder.spec(record))
-        except Exception:  # it is swept; the others go on
-            log.exception("machine.recover_failed", machine=ref.machine_id)
-            machine, reason = None, "recover_failed"
-        if machine is not None:
-            log.info("machine.readopted", machine=ref.machine_id)
-            self._adopt(record, machine)
-        elif entry is not None and entry.phase is Phase.UP:
-            log.info("machine.found_ended", machine=ref.machine_id, reason=reason)
-            parts.observations.put(MachineExited(ref=ref, exit=Exit(reason=reason)))
-            with suppress(InsufficientStorage):  # sweeping what is left of it makes room
-                await parts.generations.record(ref, Phase.ENDED)
-
-    async def sweep(self) -> None:
-        """Remove what belongs to no machine; starts wait for it."""
-        async with self._sweeping:
-            await self._sweep_machines()
-            await self._sweep_directories()
-        await self._parts.slots.sweep()
-
-    def _wanted(self) -> frozenset[str]:
-        """Return the ids of the machines that run or are on their way up."""
-        refs = [*(live.ref for live in self._live.values()), *(b.order.ref for b in self._building.values())]
-        return frozenset(ref.machine_id for ref in refs)
-
-    async def _sweep_machines(self) -> None:
-        await self._sweep_runtimes()
-        await self._builder.forget_leftover()
-
-    async def _sweep_runtimes(self) -> None:
-        keep = self._wanted()
-        for name, runtime in self._parts.runtimes.items():
-            removed = await runtime.sweep(keep)
-            if removed:
-                log.warning("machines.swept", runtime=name, machines=list(removed))
-
-    async def _sweep_directories(self) -> None:
-        keep = self._wanted() | {record.ref.machine_id for record in self._builder.leftover}
-        for path in self._builder.directory.iterdir():
-            if path.name not in keep:
-                try:
-                    await anyio.to_thread.run_sync(remove_tree, path)
-                except OSError as error:
-                    log.error("machine.directory_not_swept", machine=path.name, error=str(error))
-                else:
-                    log.info("machine.directory_swept", machine=path.name)
+        await self.builder.forget(live.record)
+        if self.live.get(ref.sandbox_id) is live:
+            del self.live[ref.sandbox_id]
+        log.info("machine.ended", machine=live.record.machine_id, reason=exit.reason, asked=live.is_asked_to_end)
 
     @asynccontextmanager
-    async def _locked(self, sandbox_id: SandboxId) -> AsyncIterator[None]:
+    async def locked(self, sandbox_id: SandboxId) -> AsyncIterator[None]:
         """Hold the sandbox's lock; locks that nobody wants are dropped."""
         lock, users = self._locks.get(sandbox_id, (asyncio.Lock(), 0))
         self._locks[sandbox_id] = (lock, users + 1)

@@ -5,14 +5,14 @@ its own machine, only in order, and nothing after the end.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
 from space.core.errors import FailedPrecondition, InvalidRequest, NotFound, PayloadTooLarge
-from space.core.ids import ProcessId
+from space.core.ids import ProcessId, SandboxId, SessionId
 from space.core.journal import RecordKind
 from space.core.node import MachineRef
 from space.core.ports import Clock, ProcessOrder
@@ -33,6 +33,7 @@ class Session:
     """A session whose process has not been seen to end."""
 
     journal: Journal
+    ref: MachineRef  #: the machine that its process is in
     began: asyncio.Event = field(
         default_factory=asyncio.Event
     )  #: its journal says how it started, or that it could not
@@ -60,9 +61,21 @@ class Sessions:
             self._add(journal)
 
     def _add(self, journal: Journal) -> Session:
-        session = Session(journal)
-        self._open.setdefault(journal.head.ref, {})[journal.head.process_id] = session
+        session = Session(journal, journal.head.ref)
+        self._open.setdefault(session.ref, {})[journal.head.process_id] = session
         return session
+
+    def reopen(self, journal: Journal) -> None:
+        """Take up a session whose end a restore undid, or that another node began."""
+        if not any(journal.head.process_id in sessions for sessions in self._open.values()):
+            self._add(journal)
+
+    def carry(self, ref: MachineRef) -> None:
+        """Give a restored machine the open sessions of its sandbox's older machines."""
+        for older in [each for each in self._open if each.sandbox_id == ref.sandbox_id and each < ref]:
+            for process_id, session in self._open.pop(older).items():
+                session.ref = ref
+                self._open.setdefault(ref, {})[process_id] = session
 
     def machines(self) -> Iterator[MachineRef]:
         """Yield the machines that have open sessions."""
@@ -85,9 +98,9 @@ class Sessions:
         journal = self._journals.create(head)
         if journal.is_final:
             return journal, None
-        if journal.head.ref != ref:
-            raise FailedPrecondition(f"process {order.process_id} belongs to another machine of {ref.sandbox_id}")
         known = self.find(ref, order.process_id)
+        if known is None and journal.head.ref != ref:
+            raise FailedPrecondition(f"process {order.process_id} belongs to another machine of {ref.sandbox_id}")
         return journal, known or self._add(journal)
 
     async def spawn(
@@ -121,10 +134,10 @@ class Sessions:
         counts = {"stdout_bytes": stdout + pty, "stderr_bytes": stderr}
         await journal.append_event(kind, {**body, "at": self._now(), **counts})
         session.began.set()
-        sessions = self._open.get(journal.head.ref, {})
+        sessions = self._open.get(session.ref, {})
         sessions.pop(journal.head.process_id, None)
         if not sessions:
-            self._open.pop(journal.head.ref, None)
+            self._open.pop(session.ref, None)
         self._observations.put(journal.status())
 
     def _now(self) -> str:
@@ -167,8 +180,21 @@ class Sessions:
 
     async def lost(self, ref: MachineRef, reason: str) -> None:
         """Close every open session of a machine that is no more."""
-        for session in list(self._open.get(ref, {}).values()):
-            await self._end(session, RecordKind.SANDBOX_LOST, {"reason": reason})
+        await self._lose(self._open.get(ref, {}).values(), reason)
+
+    async def _lose(self, sessions: Iterable[Session], reason: str) -> None:
+        for session, owner in [(each, each.ref) for each in sessions]:
+            if session.ref == owner:  # else a restored machine has it by now
+                await self._end(session, RecordKind.SANDBOX_LOST, {"reason": reason})
+
+    async def lost_but(self, sandbox_id: SandboxId, kept: Collection[SessionId], reason: str) -> None:
+        """Close every open session of a sandbox except `kept`."""
+        await self._lose([each for each in self.of(sandbox_id) if each.journal.head.session_id not in kept], reason)
+
+    def of(self, sandbox_id: SandboxId) -> list[Session]:
+        """Return the open sessions of a sandbox, whichever its machine."""
+        found = [sessions.values() for ref, sessions in self._open.items() if ref.sandbox_id == sandbox_id]
+        return [session for sessions in found for session in sessions]
 
     # Looking up
 

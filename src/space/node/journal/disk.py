@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import anyio.to_thread
 
@@ -77,3 +78,45 @@ def punch_hole(fd: int, start: int, length: int) -> None:
     if _libc.fallocate(fd, _KEEP_SIZE_AND_PUNCH_HOLE, start, length):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def sparse_copy(source: Path, target: Path, length: int) -> None:
+    """Copy the first `length` bytes of a file to a new one, holes as holes, and sync it."""
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        target.unlink(missing_ok=True)
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(reading).st_size < length:
+                raise ValueError(f"{source.name} has fewer than {length} bytes")
+            os.ftruncate(writing, length)
+            position = 0
+            while position < length:
+                try:
+                    position = os.lseek(reading, position, os.SEEK_DATA)
+                except OSError as error:
+                    if error.errno != errno.ENXIO:
+                        raise
+                    break
+                end = min(os.lseek(reading, position, os.SEEK_HOLE), length)
+                while position < end:
+                    position += _copy_range(reading, writing, position, end - position)
+            os.fsync(writing)
+        finally:
+            os.close(writing)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(reading)
+
+
+def _copy_range(source: int, target: int, position: int, length: int) -> int:
+    try:
+        return os.copy_file_range(source, target, length, position, position)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    data = os.pread(source, min(length, 1 << 20), position)
+    write_all(target, [data], position)
+    return len(data)

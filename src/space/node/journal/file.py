@@ -191,6 +191,7 @@ class Journal:
             log.info("journal.write_recovered", session=self.head.session_id)
             self.held_back = None
         self.end, self.written = encoded.end, encoded.written
+        self.summary.is_rolled_back = False
         if not kind.is_output:
             self._note(JournalRecord(self.end, kind, stream_offset, bytes(payload)))
         self._more.set()
@@ -200,6 +201,28 @@ class Journal:
         self.summary.note(record)
         if self.is_final:
             self._release()
+
+    async def roll_back(self, offsets: tuple[int, int, int]) -> None:
+        """Go on from earlier offsets of stdout, stderr and pty: the process was restored from then.
+
+        What was written since stays readable.  An end that the journal has is undone.  Idempotent until something
+        else is appended.
+        """
+        async with self._lock:
+            if self.summary.is_rolled_back and self.written == offsets:
+                return
+            if self.is_final and self._fd < 0:
+                self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+                self._disk = disk.Writer(self._fd)
+                self._is_closed = False
+            stdout, stderr, pty = offsets
+            body = {"stdout_offset": stdout + pty, "stderr_offset": stderr, **({"pty_offset": pty} if pty else {})}
+            await self._write(RecordKind.ROLLED_BACK, 0, json.dumps(body, separators=(",", ":")).encode())
+
+    def sync(self) -> None:
+        """Return once all of it is on the disk."""
+        if self._fd >= 0:
+            os.fsync(self._fd)
 
     # The size limit
 

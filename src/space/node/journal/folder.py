@@ -15,6 +15,7 @@ from space.core.ids import SessionId, is_id
 from space.core.journal import JournalRecord, Trimmed
 from space.node.full_disk import full_disk_refuses
 from space.node.journal import layout
+from space.node.journal.disk import sparse_copy
 from space.node.journal.file import Journal
 from space.node.journal.layout import Damaged
 from space.node.journal.reader import read_journal
@@ -24,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 _LONGEST_HEAD = 1024  #: bytes; no journal's head is longer
 _DAMAGED = ".damaged"
+_NEW = ".new"  #: a copy that a crash left half made
 _ENDED_IN_MEMORY = 1024  #: summaries of ended journals kept to save opening them again
 
 
@@ -89,7 +91,24 @@ class JournalFolder:
             if len(self._ended) > _ENDED_IN_MEMORY:
                 self._ended.popitem(last=False)
         else:
+            self._ended.pop(session_id, None)
             self._open[session_id] = journal
+        return journal
+
+    async def install(self, session_id: SessionId, source: Path, length: int) -> Journal:
+        """Take a copy's first `length` bytes for the session's journal, in place of a shorter one that is here.
+
+        Raises:
+            InsufficientStorage: the disk is full; what was here stays.
+        """
+        temporary = self._path / f"{session_id}{_NEW}"
+        with full_disk_refuses("another journal"):
+            await anyio.to_thread.run_sync(sparse_copy, source, temporary, length)
+        await self.forget(session_id)
+        temporary.replace(self._path / session_id)
+        journal = self.find(session_id)
+        if journal is None:
+            raise ValueError(f"the copy of the journal of {session_id} is damaged")
         return journal
 
     def _load(self, session_id: SessionId) -> Journal | None:
@@ -146,7 +165,7 @@ class JournalFolder:
                     if entry.stat().st_mtime < when:
                         old.append(entry.name)
         for name in old:
-            if name.endswith(_DAMAGED):
+            if name.endswith((_DAMAGED, _NEW)):
                 (self._path / name).unlink(missing_ok=True)
         return [SessionId(name) for name in old if is_id(name, "ses")]
 

@@ -17,6 +17,7 @@ A record whose end lies beyond the end of the file was torn by a crash; recovery
 sends its bytes again.
 """
 
+import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -81,9 +82,21 @@ def encode(
         stream_offset += len(part)
         if stream is not None:
             counts[stream] += len(part)
+        elif kind is RecordKind.ROLLED_BACK:
+            counts = list(rolled_back_to(payload))
         rest = rest[len(part) :]
         if not rest:
             return Encoded(buffers, end, (counts[0], counts[1], counts[2]))
+
+
+def rolled_back_to(payload: bytes | memoryview) -> tuple[int, int, int]:
+    """Return from where stdout, stderr and pty go on after a `ROLLED_BACK` record; raises ValueError."""
+    try:
+        found = json.loads(bytes(payload))
+        pty = int(found.get("pty_offset", 0))
+        return 0 if pty else int(found["stdout_offset"]), int(found["stderr_offset"]), pty
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError("not the offsets of a moment") from error
 
 
 def encode_head(payload: bytes) -> bytes:
@@ -146,7 +159,9 @@ def measure(data: bytes, position: int) -> BlockEnd:
             end, last = record.position, record
             if record.kind in STREAMS:
                 counts[STREAMS[record.kind]] += len(record.payload)
-    except Damaged:
+            elif record.kind is RecordKind.ROLLED_BACK:
+                counts = list(rolled_back_to(record.payload))
+    except (Damaged, ValueError):
         pass  # what follows the last good record is cut off like a torn one
     return BlockEnd(end, (counts[0], counts[1], counts[2]), last)
 

@@ -33,6 +33,8 @@ async def read_journal(journal: Journal, start: int, *, follow: bool) -> AsyncGe
                 try:
                     for record in layout.decode(data, position):
                         reader.position = record.position
+                        if record.kind.is_final and record.position < journal.end:
+                            continue  # a restore undid this end; whoever saw it then reads on from after it
                         yield record
                 except layout.Damaged as error:
                     log.error("journal.damaged", session=journal.head.session_id, position=error.args[0])

@@ -60,6 +60,7 @@ class Summary:
     started: Mapping[str, Any] = field(default_factory=dict)
     ended: Mapping[str, Any] = field(default_factory=dict)
     final: RecordKind | None = None
+    is_rolled_back: bool = False  #: that was the last thing that happened
 
     def note(self, record: JournalRecord) -> None:
         """Take in a record, if it tells of a start or an end."""
@@ -68,6 +69,9 @@ class Summary:
         elif record.kind.is_final:
             self.ended = json.loads(record.payload)
             self.final = record.kind
+        elif record.kind is RecordKind.ROLLED_BACK:
+            self.ended, self.final = {}, None
+        self.is_rolled_back = record.kind is RecordKind.ROLLED_BACK
 
     def status(self, written: tuple[int, int, int], *, held_back: str | None = None) -> SessionStatus:
         """Combine it with the bytes of stdout, stderr and pty written so far and why writing is held back."""
