@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from space.control.observations import Observations, missing, unwanted
+from space.control.observations import Observations, left_over, missing, unwanted
 from space.core.command import CommandSpec
 from space.core.errors import NodeUnreachable
 from space.core.ids import ProcessId, SandboxId, SessionId
@@ -174,29 +174,34 @@ ONE, TWO = SandboxId("one"), SandboxId("two")
 
 
 @pytest.mark.parametrize(
-    ("row", "machine", "is_missing", "is_unwanted"),
+    ("row", "machine", "is_missing", "fate"),
     [
-        ((1, State.RUNNING, None), 1, False, False),
-        ((1, State.RUNNING, None), None, True, False),
-        ((1, State.PAUSED, None), None, True, False),
-        ((1, State.RUNNING, Kind.DELETE), None, False, False),
-        ((2, State.RUNNING, Kind.DELETE), 1, False, False),
-        ((1, State.PENDING, Kind.CREATE), None, False, False),
-        ((1, State.PENDING, Kind.CREATE), 1, False, False),
-        ((1, State.FAILED, None), 1, False, True),
-        ((1, State.FAILED, None), None, False, False),
-        ((1, State.SUSPENDED, None), 1, False, True),
-        ((1, State.SUSPENDED, None), None, False, False),
-        ((2, State.RUNNING, None), 1, True, True),
-        ((1, State.FAILED, Kind.RECOVER), 1, False, False),
-        ((1, State.RUNNING, None), 2, True, False),  # newer than its row: a restored database
-        (None, 1, False, True),
+        ((1, State.RUNNING, None), 1, False, None),
+        ((1, State.RUNNING, None), None, True, None),
+        ((1, State.PAUSED, None), None, True, None),
+        ((1, State.RUNNING, Kind.DELETE), None, False, None),
+        ((2, State.RUNNING, Kind.DELETE), 1, False, None),
+        ((1, State.PENDING, Kind.CREATE), None, False, None),
+        ((1, State.PENDING, Kind.CREATE), 1, False, None),
+        ((1, State.RUNNING, Kind.SUSPEND), None, False, None),
+        ((2, State.SUSPENDED, Kind.WAKE), 1, False, None),
+        ((1, State.FAILED, None), 1, False, "removed"),
+        ((1, State.FAILED, None), None, False, None),
+        ((1, State.SUSPENDED, None), 1, False, "released"),
+        ((1, State.SUSPENDED, None), None, False, None),
+        ((3, State.SUSPENDED, None), 2, False, "released"),
+        ((2, State.RUNNING, None), 1, True, "released"),
+        ((1, State.FAILED, Kind.RECOVER), 1, False, None),
+        ((1, State.RUNNING, None), 2, True, None),  # newer than its row: a restored database
+        (None, 1, False, "removed"),
     ],
 )
-def test_what_is_missing_and_what_is_unwanted(
-    row: tuple[int, State, Kind | None] | None, machine: int | None, is_missing: bool, is_unwanted: bool
+def test_what_is_missing_and_what_is_not_wanted(
+    row: tuple[int, State, Kind | None] | None, machine: int | None, is_missing: bool, fate: str | None
 ) -> None:
     desired = {ONE: row} if row else {}
     report = {ONE: machine} if machine else {}
     assert missing(desired, report) == ([ONE] if is_missing else [])
-    assert unwanted(report, desired) == ([MachineRef(ONE, machine or 0)] if is_unwanted else [])
+    found = [MachineRef(ONE, machine or 0)]
+    assert unwanted(report, desired) == (found if fate == "removed" else [])
+    assert left_over(report, desired) == (found if fate == "released" else [])

@@ -3,14 +3,16 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from space.control.activity import Activity
-from space.control.reaper import PRINCIPAL, Reaper
+from space.control.reaper import KEPT_RUNNING, PRINCIPAL, Reaper
 from space.core.command import CommandSpec, Process, ProcessState
-from space.core.errors import NotFound
+from space.core.errors import FailedPrecondition, NotFound
 from space.core.ids import ProcessId, SessionId
 from space.core.lifecycle import State
 from space.core.node import MachineRef
@@ -78,7 +80,7 @@ IDLE = AutoLifecycle(idle_seconds=60, on_idle=OnIdle.DELETE)
 async def test_an_idle_sandbox_is_deleted_if_it_asked_for_that(timed: Timed) -> None:
     goes = await timed.plane.running(auto_lifecycle=IDLE)
     stays = await timed.plane.running(auto_lifecycle=AutoLifecycle(idle_seconds=60, on_idle=OnIdle.NONE))
-    later = await timed.plane.running(auto_lifecycle=AutoLifecycle(idle_seconds=60, on_idle=OnIdle.SUSPEND))
+    later = await timed.plane.running(auto_lifecycle=AutoLifecycle(idle_seconds=61, on_idle=OnIdle.DELETE))
     timed.clock.advance(60)
     await timed.reap()
     states = [(await timed.plane.get(sandbox.id)).state for sandbox in (goes, stays, later)]
@@ -143,6 +145,118 @@ async def test_what_is_used_or_changed_after_the_look_is_not_deleted(
     monkeypatch.setattr(sandboxes, "overdue", look_and_change)
     await timed.reap()
     assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+
+
+SLEEPY = AutoLifecycle(idle_seconds=60, on_idle=OnIdle.SUSPEND)
+NAPPING = AutoLifecycle(idle_seconds=60, on_idle=OnIdle.PAUSE)
+
+
+@pytest.mark.parametrize(("lifecycle", "state"), [(SLEEPY, State.SUSPENDED), (NAPPING, State.PAUSED)])
+async def test_an_idle_sandbox_comes_to_the_rest_that_it_asked_for_and_stays_there(
+    timed: Timed, lifecycle: AutoLifecycle, state: State
+) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=lifecycle)
+    for _ in range(3):
+        timed.clock.advance(60)
+        await timed.reap()
+        assert (await timed.plane.get(sandbox.id)).state is state
+    page = await timed.plane.store.audit.list(AuditFilter(principal=PRINCIPAL, target=sandbox.id), limit=9, cursor=None)
+    action = "suspendSandbox" if state is State.SUSPENDED else "pauseSandbox"
+    assert [(entry.action, entry.details) for entry in page.items] == [(action, {"reason": "idle"})]
+
+
+async def test_by_default_a_sandbox_is_suspended_after_six_hours(timed: Timed) -> None:
+    sandbox = await timed.plane.running()
+    timed.clock.advance(6 * 3600 - 1)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+    timed.clock.advance(1)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.SUSPENDED
+
+
+async def test_a_paused_sandbox_that_nobody_wants_is_suspended(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=SLEEPY)
+    await timed.plane.done(timed.plane.sandboxes.pause(a_call(), sandbox.id))
+    timed.clock.advance(60)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.SUSPENDED
+    assert timed.plane.node.machines == {}
+
+
+async def test_use_that_only_the_node_knows_of_cancels_the_suspend_until_it_is_long_ago(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=SLEEPY)
+    used_at = timed.clock.now() + timedelta(seconds=45)
+    timed.clock.advance(60)
+    timed.plane.node.used[sandbox.id] = used_at  # after what the row says, and before the checkpoint
+    await timed.reap()
+    row = await timed.plane.get(sandbox.id)
+    assert (row.state, row.held_by, row.last_active_at) == (State.RUNNING, None, used_at)
+    assert not timed.plane.node.is_stopped(sandbox.id)
+    timed.clock.advance(44)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+    timed.clock.advance(1)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.SUSPENDED
+
+
+async def test_what_happens_just_before_the_suspend_is_in_it(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=SLEEPY)
+    timed.clock.advance(60)
+    timed.plane.node.memory[sandbox.id]["late"] = "written"
+    await timed.reap()
+    await timed.plane.done(timed.plane.sandboxes.wake(a_call(), sandbox.id))
+    assert timed.plane.node.memory[sandbox.id] == {"late": "written"}
+
+
+async def test_a_suspend_that_fails_is_tried_again_ever_more_seldom(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=SLEEPY)
+    timed.clock.advance(60)
+    timed.plane.node.fail("checkpoint", *[FailedPrecondition("a device is open")] * 100)
+    counts = []
+    for _ in range(8):
+        for _ in range(12):  # a minute
+            await timed.reap()
+            timed.clock.advance(5)
+        rows = timed.plane.store._reader.rows("SELECT 1 FROM operations WHERE kind = 'suspend'")
+        counts.append(len(rows))
+    assert counts == [2, 3, 3, 4, 4, 4, 4, 5]
+    assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+    timed.plane.node.fail("checkpoint")
+    timed.clock.advance(3600)
+    await timed.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.SUSPENDED
+
+
+async def test_sandboxes_that_cannot_rest_do_not_keep_others_from_it(timed: Timed) -> None:
+    for _ in range(120):
+        await timed.plane.running(auto_lifecycle=SLEEPY)
+    timed.clock.advance(1)
+    other = await timed.plane.running(auto_lifecycle=SLEEPY)
+    timed.clock.advance(60)
+    timed.plane.node.fail("checkpoint", *[FailedPrecondition("a device is open")] * 120)
+    for _ in range(2):
+        await timed.reap()
+        timed.clock.advance(5)
+    assert (await timed.plane.get(other.id)).state is State.SUSPENDED
+
+
+async def test_a_runtime_that_cannot_save_leaves_the_sandbox_running_and_says_why_once(timed: Timed) -> None:
+    sandbox = await timed.plane.running(auto_lifecycle=SLEEPY)
+    reasons = {"memory_snapshot": "runsc is too old; install 20250101 or later"}
+    node = timed.plane.node
+    node.runtime = replace(node.runtime, memory_snapshot=False, reasons=reasons)
+    for _ in range(50):
+        timed.clock.advance(60)
+        await timed.reap()
+    again = Reaper(timed.plane.store, node, timed.clock, timed.plane.worker)
+    await again.reap()
+    assert (await timed.plane.get(sandbox.id)).state is State.RUNNING
+    events = await timed.plane.store.events.read(sandbox.id, after=0, limit=100)
+    told = [event for event in events if event.type == KEPT_RUNNING]
+    assert len(told) == 1
+    assert "install 20250101" in told[0].data["message"]
 
 
 async def recorded_process(timed: Timed, sandbox: Sandbox) -> Process:

@@ -146,4 +146,4 @@ def _runs(sandbox: Sandbox) -> bool:
 
 def _implied(who: Principal) -> Call:
     """Return a call for a request of which no more is known than who made it."""
-    return Call(principal=who, action="read", request_id="")
+    return Call(principal=who, action="read", request_id="implied")

@@ -141,6 +141,7 @@ class Commands:
             raise NotFound(f"no session {session_id[:64]}", id=session_id[:64])
         if process.state is ProcessState.CREATED:
             await self._start_first(_reader(process, token), process)
+            self._activity.touch(process.sandbox_id)
 
     def read(self, session_id: str, *, start: int = 0, follow: bool = True) -> AsyncIterator[JournalRecord | Trimmed]:
         """Yield the records after `start`; see `Transcripts.read`."""
@@ -246,6 +247,7 @@ class Commands:
     async def aclose(self) -> None:
         """Finish what is owed: kills of commands whose callers went away, and rows."""
         await self._cleanups.aclose()
+        await self._awake.aclose()
         await self._observed.flush()
 
     # Inside

@@ -173,7 +173,7 @@ class Driver:
         operation = driven.operation
         if isinstance(error, InUse):
             log.info("operation.sandbox_in_use", operation=operation.id, sandbox=operation.sandbox_id)
-            await self._store.sandboxes.touch({operation.sandbox_id: self._clock.now()})
+            await self._store.sandboxes.touch({operation.sandbox_id: _last_use(error, self._clock.now())})
         else:
             log.warning("operation.step_failed", operation=operation.id, kind=operation.kind, error=repr(error))
         if operation.kind is not Kind.DELETE and not self._may_retry(operation, context, error):
@@ -225,6 +225,12 @@ class Driver:
 def _remaining(steps: Sequence[Step], done: str | None) -> Sequence[Step]:
     names = [step.__name__ for step in steps]
     return steps[names.index(done) + 1 :] if done in names else steps
+
+
+def _last_use(error: InUse, now: datetime) -> datetime:
+    """Return what the node knows better than the row: the sandbox is idle from then on, not from now."""
+    told = error.details.get("last_used_at")
+    return now if told is None else min(now, datetime.fromisoformat(told))
 
 
 def _describe(error: Exception) -> dict[str, Any]:

@@ -7,7 +7,7 @@ are called, so neither a machine that just started nor one that just ended is mi
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import structlog
@@ -82,6 +82,8 @@ class Observations:
             await self._fail(MachineRef(sandbox_id, before[sandbox_id][0]), _MISSING, {"code": None})
         for machine in unwanted(report, now):
             await self._remove(machine)
+        for machine in left_over(report, now):
+            await self._release(machine)
 
     async def _find_node_id(self) -> NodeId:
         if self._node_id is None:
@@ -119,6 +121,13 @@ class Observations:
         except SpaceError as error:
             log.warning("machine.not_removed", sandbox=ref.sandbox_id, error=error.message)
 
+    async def _release(self, ref: MachineRef) -> None:
+        log.info("machine.left_over", sandbox=ref.sandbox_id, generation=ref.generation)
+        try:
+            await self._node.release(ref)
+        except SpaceError as error:
+            log.warning("machine.not_released", sandbox=ref.sandbox_id, error=error.message)
+
 
 def missing(desired: Desired, report: Mapping[SandboxId, int]) -> list[SandboxId]:
     """Find sandboxes that should have a machine and have none; those that an operation is changing are its business."""
@@ -130,15 +139,27 @@ def missing(desired: Desired, report: Mapping[SandboxId, int]) -> list[SandboxId
 
 
 def unwanted(report: Mapping[SandboxId, int], desired: Desired) -> list[MachineRef]:
-    """Find machines that no row wants: of deleted sandboxes, of older generations, of sandboxes that failed.
+    """Find machines that no row wants, with all that ran there: of sandboxes that were deleted, or that failed.
 
-    Those of a sandbox that an operation is changing are that operation's business.  A machine newer than its row is
-    left alone: the database was restored from a backup, and a person must decide.
+    Those of a sandbox that an operation is changing are that operation's business.  Machines that wait for a sandbox
+    are not in a node's report.  A machine newer than its row is left alone: the database was restored from a backup,
+    and a person must decide.
     """
-    found = []
+    return [ref for ref, state in _judged(report, desired) if state in (State.FAILED, State.DELETED)]
+
+
+def left_over(report: Mapping[SandboxId, int], desired: Desired) -> list[MachineRef]:
+    """Find machines that their sandbox has left behind: it was suspended, or has another machine by now.
+
+    What ran there goes on elsewhere, so its sessions must not end with the machine.
+    """
+    return [ref for ref, state in _judged(report, desired) if state not in (State.FAILED, State.DELETED)]
+
+
+def _judged(report: Mapping[SandboxId, int], desired: Desired) -> Iterator[tuple[MachineRef, State]]:
+    """Yield the machines that should not be there, with the state of the sandbox."""
     for sandbox_id, generation in report.items():
         wanted, state, held_by = desired.get(sandbox_id, (generation, State.DELETED, None))
         is_over = generation == wanted and state not in (*_WITH_MACHINE, State.PENDING)
         if held_by is None and (generation < wanted or is_over):
-            found.append(MachineRef(sandbox_id, generation))
-    return found
+            yield MachineRef(sandbox_id, generation), state

@@ -95,7 +95,6 @@ async def command_plane(directory: Path, *, is_observed: bool = True, **options:
             yield parts
             await parts.runs.aclose()
             await commands.aclose()
-            await awake.aclose()
         finally:
             for task in tasks:
                 task.cancel()

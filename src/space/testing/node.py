@@ -178,7 +178,7 @@ class FakeNode:
         if order.snapshot_id not in self.checkpoints:
             last = self.used.get(ref.sandbox_id)
             if order.quiet_since is not None and last is not None and last > order.quiet_since:
-                raise InUse("the sandbox was used meanwhile")
+                raise InUse("the sandbox was used meanwhile", last_used_at=last.isoformat())
             was_stopped = ref.sandbox_id in self.stopped
             self.stopped.add(ref.sandbox_id)
             try:
