@@ -58,8 +58,8 @@ class Settings(BaseSettings):
     """How long the journal of an ended process stays readable."""
 
     object_store_url: str | None = None
-    """Where snapshots are kept: `file:///DIRECTORY` or `s3://BUCKET/PREFIX`, whose region, credentials and endpoint come
-    from the usual `AWS_*`; default: `objects/` in the data directory."""
+    """Where snapshots are kept: `file:///DIRECTORY` or `s3://BUCKET/PREFIX`, whose region, credentials and endpoint are
+    the usual `AWS_*`; default: `objects/` in the data directory."""
 
     snapshot_cache_mib: int = Field(default=10240, ge=0)
     """Local disk for snapshots that were made or woken here, so that waking them again downloads nothing."""
