@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from space.storage.sql import schema
 from space.storage.sql.store import open_store
 from space.storage.sql.tables import metadata
 from space.testing.conformance.store import add_projects
-from space.testing.rows import START, creation, lease
+from space.testing.rows import PROJECT, START, creation, fork, lease, succeed
 
 pytestmark = pytest.mark.anyio
 
@@ -142,6 +143,23 @@ async def test_opening_frees_the_leases_of_dead_servers(database: Path) -> None:
     store = open_store(database)
     (claimed,) = await store.operations.claim(lease("new"), now=START, limit=9)
     assert (claimed.id, claimed.attempt) == (made.operation.id, 2)
+    await store.aclose()
+
+
+async def test_opening_ends_the_collections_of_dead_servers_and_starts_no_child_that_waits(database: Path) -> None:
+    store = open_store(database)
+    await add_projects(store)
+    made = creation(owner="dead")
+    await store.sandboxes.create(made)
+    sandbox = await succeed(store, made.operation)
+    forked = await store.sandboxes.fork(fork(sandbox, 2, owner="dead"))
+    day = timedelta(days=1)
+    await store.snapshots.begin_collection(PROJECT, until=START + day, now=START)
+    await store.aclose()
+    store = open_store(database)
+    claimed = await store.operations.claim(lease("new"), now=START, limit=9)
+    assert [row.id for row in claimed] == [forked.changed.operation.id]
+    assert (await succeed(store, claimed[0])).restorable, "its chunks were pinned"
     await store.aclose()
 
 

@@ -9,12 +9,14 @@ import pytest
 
 from space.core.lifecycle import Kind
 from space.core.operation import Status
-from space.core.sandbox import AutoLifecycle, OnIdle
+from space.core.pool import Pool
+from space.core.sandbox import AutoLifecycle, OnIdle, Resources
+from space.core.snapshot import Purpose
 from space.core.store import Outcome, Room, SandboxFilter
 from space.storage.sql import sandbox_list
 from space.storage.sql.store import SqlStore, open_store
 from space.testing.conformance.store import add_projects
-from space.testing.rows import NODE, PROJECT, START, change, creation, entry, lease
+from space.testing.rows import KEY, NODE, PROJECT, START, change, creation, entry, fork, lease, machine, succeed
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +34,8 @@ async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
 
 WHOLE_ON_PURPOSE = (
     "VIRTUAL TABLE",  # a list of given values
-    "USING INDEX sandboxes_to_delete_when_idle",  # holds only live sandboxes that ask for it; each has its own limit
+    "SCAN pools",  # a handful
+    "SCAN snapshot_collections",  # one row a project
 )
 
 
@@ -47,10 +50,11 @@ async def test_nothing_that_the_engine_does_reads_a_whole_table(store: SqlStore)
     for connection in (store._writer._connection, store._reader._connection):
         connection.set_trace_callback(statements.add)
     await _use_everything(store)
+    await _use_snapshots(store)
     for connection in (store._writer._connection, store._reader._connection):
         connection.set_trace_callback(None)
     wanted = [sql for sql in statements if sql.split()[0] in ("SELECT", "UPDATE", "DELETE")]
-    assert len(wanted) > 25
+    assert len(wanted) > 60
     for sql in wanted:
         plan = store._reader.rows(f"EXPLAIN QUERY PLAN {sql}")
         assert not scans(plan), (sql, plan)
@@ -89,6 +93,46 @@ async def _use_everything(store: SqlStore) -> None:
         if page.next_cursor:
             await store.sandboxes.list(PROJECT, where, limit=1, cursor=page.next_cursor)
     await store.sandboxes.purge(later, limit=10)
+
+
+async def _use_snapshots(store: SqlStore) -> None:
+    await store.pools.set(Pool(template="base", runtime="fake", resources=Resources(), created_at=START), entry())
+    for _ in range(3):
+        row = machine()
+        await store.pools.add(row)
+        await store.pools.parked(row.id, at=START)
+    room = Room(memory_mib=1 << 20, machines=100)
+    made = replace(creation(), pool=KEY, room=room)
+    sandbox = await store.sandboxes.create(made)
+    assert sandbox.pooled_id is not None
+    sandbox = await succeed(store, made.operation)
+    for kind in (Kind.SUSPEND, Kind.WAKE, Kind.SNAPSHOT):
+        changed = await store.sandboxes.change(change(sandbox, kind, room=room))
+        sandbox = await succeed(store, changed.operation)
+    await store.sandboxes.observe_exit(sandbox.id, 2, reason="oom", at=START, data={})
+    changed = await store.sandboxes.change(change(sandbox, Kind.RECOVER))
+    sandbox = await succeed(store, changed.operation)
+    for outcome in (Status.SUCCEEDED, Status.FAILED):
+        forked = await store.sandboxes.fork(fork(sandbox, 2))
+        if outcome is Status.SUCCEEDED:
+            await succeed(store, forked.changed.operation)
+        else:
+            await store.operations.finish(forked.changed.operation, Outcome(status=outcome, at=START))
+    assert await store.snapshots.unwanted(limit=9)
+    page = await store.snapshots.list(PROJECT, purpose=Purpose.NAMED, sandbox_id=sandbox.id, limit=9, cursor=None)
+    await store.snapshots.list(PROJECT, purpose=None, sandbox_id=None, limit=9, cursor=None)
+    await store.snapshots.delete(page.items[0].id, PROJECT, audit=entry())
+    for snapshot in await store.snapshots.unwanted(limit=9):
+        await store.snapshots.forget(snapshot.id)
+    await store.snapshots.begin_collection(PROJECT, until=START, now=START)
+    await store.snapshots.end_collection(PROJECT)
+    await store.snapshots.projects()
+    await store.accounts.project_key(PROJECT, otherwise=b"k")
+    for row in await store.pools.machines(NODE):
+        await store.pools.retire(row.id)
+        await store.pools.forget(row.id)
+    await store.pools.list()
+    await store.pools.delete("base", audit=entry())
 
 
 async def test_a_plain_page_is_read_from_its_index_alone(store: SqlStore) -> None:

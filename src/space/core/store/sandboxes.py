@@ -109,7 +109,7 @@ class SandboxStore(Protocol):
         Returns the sandbox as recorded: `pooled_id` is the machine that was claimed.
 
         Raises:
-            NotFound: there is no such project.
+            NotFound: there is no such project, or no such snapshot to start from.
             LimitExceeded: a quota of the project is used up; `details.quota` names it.
             CapacityUnavailable: the node's room is promised to others.
         """

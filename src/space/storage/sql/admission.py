@@ -31,12 +31,21 @@ def create(tx: Tx, creation: Creation) -> Sandbox:
     """See `core.store.SandboxStore.create`."""
     quota.check(tx, creation)
     sandbox = creation.sandbox
+    if creation.operation.snapshot_id is not None:
+        _check_origin(tx, creation.operation.snapshot_id, sandbox)
     if creation.pool is not None:
         sandbox = replace(sandbox, pooled_id=pools.claim(tx, sandbox, creation.pool))
     if creation.room is not None and sandbox.pooled_id is None:  # the memory of a claimed machine is promised already
         quota.check_room(tx, sandbox, creation.room)
     _record(tx, creation, sandbox)
     return sandbox
+
+
+def _check_origin(tx: Tx, snapshot_id: SnapshotId, sandbox: Sandbox) -> None:
+    """From this transaction on the operation's row keeps the snapshot; before it, somebody may have deleted it."""
+    snapshot = snapshot_rows.select(tx, snapshot_id)
+    if snapshot is None or snapshot.project_id != sandbox.project_id or snapshot.state is not SnapshotState.READY:
+        raise NotFound(f"no snapshot {snapshot_id} to start from", id=snapshot_id)
 
 
 def fork(tx: Tx, request: Fork) -> Forked:
