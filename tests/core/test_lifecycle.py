@@ -80,6 +80,23 @@ def test_a_failed_operation_leaves_a_sandbox_where_it_was_unless_it_was_being_cr
     assert {kind: rule.on_error for kind, rule in RULES.items() if rule.on_error} == {Kind.CREATE: State.FAILED}
 
 
+def test_a_generation_is_raised_only_where_there_is_no_machine_yet() -> None:
+    starts = {kind: rule.starts_machine for kind, rule in RULES.items() if rule.starts_machine}
+    assert starts == {
+        Kind.CREATE: {State.PENDING},
+        Kind.WAKE: {State.SUSPENDED},  # a paused machine is the same one
+        Kind.RECOVER: {State.FAILED},
+    }
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_what_starts_a_machine_may_start_there_and_ends_running(kind: Kind) -> None:
+    rule = RULES[kind]
+    assert rule.starts_machine <= rule.start
+    assert not rule.starts_machine or rule.end is State.RUNNING
+    assert not rule.starts_machine & {State.RUNNING, State.PAUSED}, "two machines of one sandbox"
+
+
 @pytest.mark.parametrize(
     ("state", "end"),
     [
