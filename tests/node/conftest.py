@@ -54,3 +54,10 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World.make(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[World]:
+    made = World.in_memory(tmp_path)
+    yield made
+    made.close()

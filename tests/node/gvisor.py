@@ -32,7 +32,9 @@ from space.host.reaper import Reaper  # noqa: E402
 from space.node.agent import Node  # noqa: E402
 from space.node.settings import NodeSettings  # noqa: E402
 from space.node.slots import Slots  # noqa: E402
+from space.node.snapshots import Images  # noqa: E402
 from space.runtimes.gvisor.runtime import GVisor  # noqa: E402
+from space.storage.objects import DirectoryObjects  # noqa: E402
 from space.templates.store import TemplateStore  # noqa: E402
 
 TEMPLATES = Path(os.environ.get("SPACE_TEST_TEMPLATES", "/var/cache/space/templates"))
@@ -58,6 +60,7 @@ async def gvisor_node(
             ahead=AHEAD,
             disk_mib=128,
         ),
+        images=Images(directory / "images", DirectoryObjects(directory / "objects"), cache_bytes=4 << 30),
         clock=WallClock(),
     )
     async with Reaper(), anyio.create_task_group() as tasks:

@@ -18,7 +18,7 @@ import anyio
 
 from space.core.command import CommandSpec, Pty
 from space.core.errors import GuestUnreachable, NotFound
-from space.core.ids import NodeId, ProcessId, SandboxId, SessionId, SnapshotId, make_id
+from space.core.ids import NodeId, ProcessId, ProjectId, SandboxId, SessionId, SnapshotId, make_id
 from space.core.journal import JournalRecord, RecordKind, Trimmed
 from space.core.node import Capabilities, MachineHandle, MachineOrder, MachineRef, MachineSpec
 from space.core.ports import MachineExited, ProcessOrder, SessionStatus
@@ -29,6 +29,7 @@ from space.host.stream import SocketStream
 from space.node.agent import Node
 from space.node.settings import NodeSettings
 from space.node.slots import Slots
+from space.testing.guest import FakeGuest
 from space.testing.runtime import FakeCgroups, FakeFileStores, FakeHost, FakeMachine, FakeNetwork, FakeRuntime, Serve
 from space.testing.templates import FakeTemplates
 
@@ -221,6 +222,11 @@ class World:
         agents = LocalAgents(directory)
         return cls(directory=directory, agents=agents, host=FakeHost(agents.guest))
 
+    @classmethod
+    def in_memory(cls, directory: Path) -> "World":
+        """Make a world whose guests are in memory too, so that they can be saved."""
+        return MemoryWorld(directory=directory, agents=LocalAgents(directory), host=FakeHost(FakeGuest.answer))
+
     @property
     def data_dir(self) -> Path:
         return self.directory / "data"
@@ -279,6 +285,13 @@ class World:
         self.agents.kill_all()
 
 
+class MemoryWorld(World):
+    """A world of fake guests."""
+
+    def runtime(self) -> FakeRuntime:
+        return FakeRuntime(self.host)
+
+
 def order(ref: MachineRef | None = None, *, memory_mib: int = 64, disk_mib: int = 2048) -> MachineOrder:
     return MachineOrder(
         ref=ref or MachineRef(SandboxId(new_id("sbx")), 1),
@@ -330,3 +343,31 @@ async def observed(node: Node, count: int) -> list[MachineExited | SessionStatus
             if len(found) == count:
                 break
     return found
+
+
+def moment(*, freeze: bool = False, **changes: Any) -> SnapshotOrder:
+    """Order a new snapshot."""
+    snapshot_id, project_id = SnapshotId(new_id("snp")), ProjectId("prj" + "0" * 26)
+    return SnapshotOrder(snapshot_id=snapshot_id, project_id=project_id, key=b"k" * 32, freeze=freeze, **changes)
+
+
+async def snapshot(node: Node, ref: MachineRef, wanted: SnapshotOrder | None = None) -> SnapshotRef:
+    """Save a machine; it goes on."""
+    wanted = wanted or moment()
+    await node.checkpoint(ref, wanted)
+    result = await node.upload(wanted)
+    return SnapshotRef(
+        snapshot_id=wanted.snapshot_id, project_id=wanted.project_id, manifest=result.manifest, key=wanted.key
+    )
+
+
+async def suspend(node: Node, ref: MachineRef) -> SnapshotRef:
+    """Save a machine and end it."""
+    found = await snapshot(node, ref, moment(freeze=True))
+    await node.release(ref)
+    return found
+
+
+def later(machine: MachineOrder, restore: SnapshotRef | None = None) -> MachineOrder:
+    """Order the next generation of a sandbox's machine."""
+    return replace(machine, ref=replace(machine.ref, generation=machine.ref.generation + 1), restore=restore)

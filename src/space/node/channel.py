@@ -81,7 +81,8 @@ class GuestChannel:
         if guest is not None:
             with suppress(GuestUnreachable):  # it may be hung: closing the connection is all that can be done
                 await guest.quiesce(seconds=_LEAVE_SECONDS)
-            await self.drained(_LEAVE_SECONDS)
+                with anyio.move_on_after(_LEAVE_SECONDS):
+                    await self._is_idle.wait()
         self._scope.cancel()
         await self._is_idle.wait()
 
@@ -108,6 +109,8 @@ class GuestChannel:
             started = self._clock.monotonic()
             await self._serve(guest)
             first, longest = _LATER_PAUSES
+            if not self._may_dial.is_set():
+                return
             # One that breaks at once, e.g. because the guest sends nonsense, is not dialled in a tight loop.
             pause = first if self._clock.monotonic() - started > longest else min(2 * pause, longest)
             await anyio.sleep(pause)
