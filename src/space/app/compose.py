@@ -14,6 +14,7 @@ from space.control.changes import Changes
 from space.control.commands import Commands
 from space.control.files import Files
 from space.control.idempotency import Idempotency
+from space.control.keys import ProjectKeys
 from space.control.observations import Observations
 from space.control.operations import Operations, Worker
 from space.control.pools import Pools
@@ -24,7 +25,7 @@ from space.control.sandboxes import Sandboxes
 from space.control.tokens import Tokens
 from space.core.ids import NodeId, make_id
 from space.core.node import MachineRef
-from space.core.ports import Clock, NodeClient, Runtime, Templates
+from space.core.ports import Clock, NodeClient, ObjectStore, Runtime, Sealer, Templates
 from space.core.store import Store
 from space.host.cgroup import Cgroups
 from space.host.filestore import FileStores
@@ -33,6 +34,7 @@ from space.host.network import Network
 from space.node.agent import Node
 from space.node.settings import NodeSettings
 from space.node.slots import Slots
+from space.node.snapshots import Images
 from space.runtimes.gvisor import GVisor
 from space.server.services import Services
 
@@ -52,7 +54,15 @@ def runtimes_of(instance: Instance) -> Sequence[Runtime]:
     return (GVisor(instance),)
 
 
-def build_node(settings: Settings, *, instance: Instance, agent_dir: Path, templates: Templates, clock: Clock) -> Node:
+def build_node(
+    settings: Settings,
+    *,
+    instance: Instance,
+    agent_dir: Path,
+    templates: Templates,
+    objects: ObjectStore,
+    clock: Clock,
+) -> Node:
     """Return this machine's node; `run` it."""
     slots = Slots(
         networks=Network(instance),
@@ -77,6 +87,7 @@ def build_node(settings: Settings, *, instance: Instance, agent_dir: Path, templ
         runtimes={runtime.name: runtime for runtime in runtimes_of(instance)},
         templates=templates,
         slots=slots,
+        images=Images(settings.data_dir / "node" / "images", objects, cache_bytes=settings.snapshot_cache_mib << 20),
         clock=clock,
     )
 
@@ -96,14 +107,17 @@ def build_control(
     clock: Clock,
     data_plane_url: Callable[[], str],
     checks: Mapping[str, Callable[[], Awaitable[Any]]],
+    sealer: Sealer | None = None,
+    objects: ObjectStore | None = None,
 ) -> Control:
-    """Return the control plane over a store and a node."""
+    """Return the control plane over a store and a node; without a sealer it keeps no snapshots."""
     activity = Activity(store, clock)
     tokens = Tokens(store, clock)
     worker = Worker(
         store,
         node,
         clock,
+        keys=None if sealer is None else ProjectKeys(store, sealer),
         lease_seconds=settings.lease_seconds,
         create_deadline_seconds=settings.create_deadline_seconds,
     )

@@ -1,6 +1,7 @@
 """The server of one machine: its parts, and the order in which they start and stop."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from space.host.instance import Instance
 from space.node.agent import Node
 from space.server.api import create_api
 from space.server.dataplane.app import create_data_plane
+from space.storage.objects import open_objects
+from space.storage.seal import KeyFile
 from space.templates.agent import build_agent_dir
 from space.templates.store import TemplateStore
 
@@ -67,7 +70,10 @@ async def assemble(settings: Settings, instance: Instance, store: Store) -> Serv
     clock = SystemClock()
     templates = TemplateStore(settings.data_dir / "templates")
     agent_dir = await asyncio.to_thread(build_agent_dir, settings.data_dir / "agent")
-    node = build_node(settings, instance=instance, agent_dir=agent_dir, templates=templates, clock=clock)
+    objects = open_objects(settings.object_store, os.environ)
+    node = build_node(
+        settings, instance=instance, agent_dir=agent_dir, templates=templates, objects=objects, clock=clock
+    )
     control = build_control(
         settings,
         store=store,
@@ -76,6 +82,8 @@ async def assemble(settings: Settings, instance: Instance, store: Store) -> Serv
         clock=clock,
         data_plane_url=lambda: data_plane_url,
         checks={"node": node.started},
+        sealer=KeyFile(settings.data_dir / "seal.key"),
+        objects=objects,
     )
     listeners = (
         Listener(create_api(control.services), api_socket),

@@ -29,6 +29,7 @@ from space.host.clock import SystemClock
 from space.host.instance import Instance
 from space.host.reaper import Reaper
 from space.node.agent import Node
+from space.storage.objects import open_objects
 from space.telemetry import configure_logging
 from space.templates.agent import build_agent_dir
 from space.templates.store import TemplateStore
@@ -52,7 +53,10 @@ async def running_node(directory: Path, instance: Instance, agent_dir: Path, tem
     store = TemplateStore(templates)
     settings = Settings(data_dir=directory)
     try:
-        node = build_node(settings, instance=instance, agent_dir=agent_dir, templates=store, clock=SystemClock())
+        objects = open_objects(settings.object_store, {})
+        node = build_node(
+            settings, instance=instance, agent_dir=agent_dir, templates=store, objects=objects, clock=SystemClock()
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(node.run)
             await node.started()
