@@ -15,7 +15,7 @@ from tests.e2e.instance import Instance
 
 from space.cli.bench.child import Child
 from space.cli.bench.load import load
-from space.cli.bench.memory import ResidentMemory
+from space.cli.bench.memory import ResidentMemory, pss_mib
 from space.cli.bench.report import Budget, Measurement, percentile, ratio
 from space.cli.failure import CommandError
 
@@ -89,6 +89,11 @@ def test_memory_is_watched_while_it_grows() -> None:
         assert nothing.peak_mib is None
 
 
+def test_memory_that_is_shared_counts_as_a_share() -> None:
+    assert pss_mib([os.getpid()]) > 5
+    assert pss_mib([2**22 + 1]) == 0  # no such process
+
+
 def test_the_api_is_measured_without_a_server_or_root() -> None:
     environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": os.environ["PATH"], "SPACE_DATA_DIR": "/nonexistent"}
     command = [sys.executable, "-m", "space.cli", "bench", "api", "--n", "100", "--json"]
@@ -116,7 +121,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, templates_dir: Path) -> Ite
     [
         (("command", "--n", "3"), {"python_ratio"}),
         (("output", "--n", "1", "--mib", "8"), {"mb_per_s", "server_rss_peak_mib"}),
-        (("create", "--n", "2"), {"control_plane_share_ms", "node_p50_ms"}),
+        (("create", "--n", "2"), {"control_plane_share_ms", "node_p50_ms", "bare_restore_p50_ms"}),
+        (("suspend", "--n", "2"), {"total_p50_ms", "bytes_read", "bytes_new", "bytes_uploaded"}),
+        (("wake", "--n", "2"), {"first_command_p50_ms"}),
+        (("fork", "--n", "1", "--children", "2"), {"total_p50_ms", "source_saved_p50_ms"}),
+        (("density", "--n", "2"), {"pss_mib", "machine_pss_mib", "server_share_mib", "baseline_pss_mib"}),
     ],
 )
 def test_each_prints_one_object_with_its_baseline(server: Instance, arguments: tuple[str, ...], more: set[str]) -> None:
@@ -128,12 +137,28 @@ def test_each_prints_one_object_with_its_baseline(server: Instance, arguments: t
 
 
 @pytest.mark.root
+def test_creates_from_a_pool_are_hits_and_the_pool_goes_with_the_measurement(server: Instance) -> None:
+    found = json.loads(server.space("bench", "create", "--pool", "--n", "2", "--json", "--memory", "128").stdout)
+    assert (found["n"], found["hits"], found["runtime"]) == (2, 2, "gvisor")
+    assert found["ratio"] > 0
+    assert found["control_plane_share_ms"] > 0
+    arguments = ("--n", "1", "--size", "3", "--memory", "128", "--json")
+    found = json.loads(server.space("bench", "burst", *arguments).stdout)
+    assert (found["n"], found["hits"], found["size"]) == (3, 3, 3)
+    assert found["ratio"] > 0
+    assert json.loads(server.space("pool", "list", "-o", "json").stdout) == {"items": []}
+
+
+@pytest.mark.root
 def test_bare_machines_leave_nothing_behind(server: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     with Child("space.cli.bench.bare_machines", str(server.data_dir)) as child:
+        for what in ("run", "restore", "checkpoint", "node"):
+            assert child.ask(what=what)["ms"] > 10
+        assert len(child.ask(what="burst", count=3)["all_ms"]) == 3
+        assert child.ask(what="pss")["pss_mib"] > 5
         tags = child.ask(what="names")["tags"]
-        assert child.ask(what="bare")["ms"] > 10
-        assert child.ask(what="node")["ms"] > 10
+        assert len(tags) == 2
         assert left_of(tags)
     assert left_of(tags) == []
 

@@ -74,7 +74,7 @@ class PoolKeeper:
         self._figures: dict[PoolKey, Figures] = {}
         self._failing: dict[PoolKey, _Failing] = {}
         self._short: dict[PoolKey, str] = {}  # why a kind has fewer machines than wanted
-        self._parking: set[PooledId] = set()  # rows that a task of ours brings up
+        self._parking: dict[PooledId, PooledMachine] = {}  # what a task of ours brings up
         self._changed = asyncio.Event()
         self._last_create = -_IDLE_SECONDS
         self._no_starts_before = 0.0
@@ -181,9 +181,9 @@ class PoolKeeper:
         """Do one round: remove what is not wanted, and begin to start what is missing."""
         facts = await self._node.facts()
         pools = await self._kinds(facts)
-        parking = frozenset(self._parking)  # before the rows are read: such a task may end meanwhile
+        parking = dict(self._parking)  # before the rows are read: such a task may end meanwhile
         before = frozenset(await self._node.parked())
-        rows = await self._store.pools.machines(facts.id)
+        rows = await self._rows(facts, parking)
         after = frozenset(await self._node.parked())
         for pooled_id in before - {row.id for row in rows}:  # its row was there before it: nobody waits for it
             log.info("pool.stranger_retired", machine=pooled_id)
@@ -200,6 +200,12 @@ class PoolKeeper:
             if row.state is PooledState.STARTING and row.id not in parking:  # of a server that has died
                 self._start_task(row)
         self._fill(kept, targets, facts)
+
+    async def _rows(self, facts: NodeFacts, parking: Mapping[PooledId, PooledMachine]) -> Sequence[PooledMachine]:
+        """Return the node's machines, those included whose row is only just being written."""
+        rows = await self._store.pools.machines(facts.id)
+        known = {row.id for row in rows}
+        return [*rows, *(row for row in parking.values() if row.id not in known)]
 
     async def _kinds(self, facts: NodeFacts) -> Mapping[PoolKey, Pool]:
         """Return the kinds of machines that pools want and that can run here."""
@@ -337,7 +343,7 @@ class PoolKeeper:
 
     def _start_task(self, row: PooledMachine, *, is_new: bool = False) -> None:
         if self._tasks is not None:
-            self._parking.add(row.id)
+            self._parking[row.id] = row
             self._tasks.create_task(self._start(row, is_new=is_new))
 
     async def _start(self, row: PooledMachine, *, is_new: bool) -> None:
@@ -350,7 +356,7 @@ class PoolKeeper:
             log.error("pool.machine_not_recorded", machine=row.id, error=repr(error))
             self._fail(row.key, "the machine could not be recorded")
         finally:
-            self._parking.discard(row.id)
+            self._parking.pop(row.id, None)
             self._changed.set()
 
     async def _park(self, row: PooledMachine) -> None:
