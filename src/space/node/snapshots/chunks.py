@@ -92,21 +92,20 @@ def make_files(directory: Path, manifest: Manifest) -> None:
 def scatter(directory: Path, manifest: Manifest, runs: Sequence[Run], content: bytes) -> None:
     """Write a chunk's pages to all places where they belong."""
     view = memoryview(content)
-    opened, fd = -1, -1
+    opened, fd, size = -1, -1, 0
     try:
         for page, count, number, file_page in runs:
-            file = manifest.files[number]
             if number != opened:
                 if fd >= 0:
                     os.close(fd)
+                file = manifest.files[number]
                 fd = os.open(directory / file.name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                opened = number
-            start = file_page * PAGE
-            length = min(count * PAGE, file.size - start)
-            part = view[page * PAGE : page * PAGE + length]
-            while part:
-                written = os.pwrite(fd, part, start)
-                part, start = part[written:], start + written
+                opened, size = number, file.size
+            start, at = file_page * PAGE, page * PAGE
+            end = at + min(count * PAGE, size - start)
+            while at < end:
+                written = os.pwrite(fd, view[at:end], start)
+                at, start = at + written, start + written
     finally:
         if fd >= 0:
             os.close(fd)

@@ -22,6 +22,7 @@ import structlog
 
 from space.core.errors import FailedPrecondition, InvalidRequest, NotFound, RuntimeFailed
 from space.core.ids import SnapshotId, is_id
+from space.core.objects import chunk_key, manifest_key
 from space.core.ports import ObjectStore
 from space.core.snapshot import SnapshotOrder, SnapshotPlan, SnapshotRef, SnapshotResult
 from space.host.failpoint import failpoint
@@ -33,7 +34,7 @@ from space.node.snapshots.image import FILES, INDEX, MANIFEST, Image, write_file
 from space.node.snapshots.manifest import INDEX_PIECE, BadManifest, Manifest, decode_meta
 from space.node.snapshots.pages import PAGE, Index
 from space.node.snapshots.remote import Remote, open_manifest
-from space.node.snapshots.stored import CHUNK, Damaged, chunk_key, manifest_key, seal, unseal
+from space.node.snapshots.stored import CHUNK, Damaged, seal, unseal
 from space.node.snapshots.stored import MANIFEST as MANIFEST_KIND
 from space.node.snapshots.threads import Threads, each
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 from space.core.errors import FailedPrecondition, NotFound
 from space.core.ids import ProjectId, SnapshotId
+from space.core.objects import chunk_key, manifest_key
 from space.core.ports import ObjectStore
 from space.node.snapshots.manifest import BadManifest, Manifest, decode
-from space.node.snapshots.stored import CHUNK, MANIFEST, Damaged, chunk_key, manifest_key, unseal
+from space.node.snapshots.stored import CHUNK, MANIFEST, Damaged, unseal
 from space.node.snapshots.threads import Threads
 
 

@@ -12,8 +12,6 @@ import zstandard
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from space.core.ids import ProjectId
-
 CHUNK, MANIFEST = "chunk", "manifest"
 MOST_MANIFEST = 256 << 20  #: bytes of a manifest, decompressed
 _LEVEL = 1
@@ -25,16 +23,6 @@ _thread = threading.local()
 
 class Damaged(ValueError):
     """An object is not what was stored under its name."""
-
-
-def chunk_key(project_id: ProjectId, name: bytes) -> str:
-    """Return where a chunk is stored; two digits of a folder, so that none gets very large."""
-    return f"projects/{project_id}/chunks/{name[:1].hex()}/{name.hex()}"
-
-
-def manifest_key(project_id: ProjectId, name: str) -> str:
-    """Return where a manifest is stored."""
-    return f"projects/{project_id}/manifests/{name}"
 
 
 def seal(data: bytes, *, kind: str, name: bytes, key: bytes) -> bytes:
