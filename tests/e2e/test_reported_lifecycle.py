@@ -1,4 +1,4 @@
-"""Cases 1-7 and 14 of the faults that users of similar systems reported: state over suspend and wake, on real gVisor."""
+"""Cases 1-7 and 14 of the faults that users of similar systems reported: state over suspend and wake, on gVisor."""
 
 import os
 import shutil

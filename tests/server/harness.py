@@ -24,6 +24,7 @@ from space.server.api import create_api
 from space.server.dataplane.app import create_data_plane
 from space.server.services import Services
 from space.storage.sql.store import open_store
+from space.testing.sealer import FakeSealer
 from space.testing.templates import FakeTemplates
 
 TLS = ssl.create_default_context()  # unused, but httpx would make one a client, at 30 ms each
@@ -105,6 +106,7 @@ async def serving(
         clock=clock,
         data_plane_url=lambda: urls["data"],
         checks={"node": node.facts},
+        sealer=FakeSealer(),
     )
     tasks: list[asyncio.Task[None]] = []
     try:

@@ -139,8 +139,9 @@ NO_OBJECTS = (
 async def test_a_body_that_is_no_json_object_is_invalid(shared_client: httpx.AsyncClient, call: CallOf) -> None:
     headers = {"Content-Type": "application/json"}
     for raw in NO_OBJECTS:
-        answer = await shared_client.request(call.method, call.path(), content=raw, headers=headers)
-        assert shape_of(answer, 400, "invalid_request")["details"]["field"]
+        if raw or not call.endpoint.binding.body_is_optional:
+            answer = await shared_client.request(call.method, call.path(), content=raw, headers=headers)
+            assert shape_of(answer, 400, "invalid_request")["details"]["field"]
 
 
 @pytest.mark.parametrize("call", named(WITH_BODY))

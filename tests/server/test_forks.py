@@ -7,6 +7,7 @@ import pytest
 from tests.server.harness import Server
 from tests.server.test_error_shape import shape_of
 
+from space.core.account import IdempotencyRef
 from space.core.errors import RuntimeFailed
 from space.core.ids import SandboxId
 from space.testing.node import FakeNode
@@ -78,11 +79,11 @@ async def test_each_child_that_a_quota_forbids_is_an_error_of_its_own(
     assert [child["sandbox"]["state"] for child in children if "sandbox" in child] == ["running"] * 3
     errors = [child["error"] for child in children if "error" in child]
     assert [(error["code"], error["details"]["quota"], error["retryable"]) for error in errors] == [
-        ("rate_limited", "max_sandboxes", True)
+        ("rate_limited", "sandboxes", True)
     ] * 2
     assert (await client.get(f"/v1/sandboxes/{sandbox_id}")).json()["state"] == "running"
     refused = await fork(client, sandbox_id, {"count": 2})
-    assert shape_of(refused, 429, "rate_limited")["details"]["quota"] == "max_sandboxes"
+    assert shape_of(refused, 429, "rate_limited")["details"]["quota"] == "sandboxes"
 
 
 async def test_a_source_that_cannot_be_saved_fails_its_children_and_goes_on(
@@ -108,6 +109,28 @@ async def test_the_same_key_makes_the_children_once(server: Server, client: http
         child["sandbox"]["id"] for child in first.json()["children"]
     ]
     assert again.headers["idempotency-replayed"] == "true"
+    assert len((await client.get("/v1/sandboxes")).json()["items"]) == 3
+
+
+async def test_an_answer_that_was_lost_is_made_again_from_what_was_recorded(
+    server: Server, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a crash between the commit and the answer."""
+    sandbox_id = await server.sandbox(client)
+    (project,) = (await client.get("/v1/projects")).json()["items"]
+    await client.patch(f"/v1/projects/{project['id']}", json={"quotas": {"max_sandboxes": 3}})
+
+    async def lose(ref: IdempotencyRef, **_: Any) -> None:
+        await server.services.idempotency.abandon(ref)
+
+    monkeypatch.setattr(server.services.idempotency, "complete", lose)
+    first = await fork(client, sandbox_id, {"count": 3}, **{"Idempotency-Key": "k"})
+    again = await fork(client, sandbox_id, {"count": 3}, **WAIT, **{"Idempotency-Key": "k"})
+    assert again.headers["idempotency-replayed"] == "true"
+    made = [[child["sandbox"]["id"] for child in one.json()["children"][:2]] for one in (first, again)]
+    assert made[0] == made[1]
+    assert [child["sandbox"]["state"] for child in again.json()["children"][:2]] == ["running"] * 2
+    assert again.json()["children"][2]["error"]["code"] == "conflict"
     assert len((await client.get("/v1/sandboxes")).json()["items"]) == 3
 
 

@@ -37,7 +37,7 @@ from space.server.v1.waiting import applied, prefer_parameter, preferred_wait
 routes = Routes("sandboxes")
 
 ONE_CHILD = forms.ForkRequest()
-FULL = LimitExceeded("the project may hold 50 sandboxes; delete one first", quota="max_sandboxes", limit=50)
+FULL = LimitExceeded("the project may hold 50 sandboxes; delete one first", quota="sandboxes", limit=50)
 LOST = Conflict("this child was not made; the first answer to this Idempotency-Key said why")
 LOCATION = {"Location": "Path of the operation that saves the source."}
 

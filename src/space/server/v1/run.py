@@ -56,7 +56,7 @@ RESULT = examples.EXEC_RESULT | {"sandbox_id": SANDBOX, "files": []}
         raises=(
             NotFound("there is no template nosuch; GET /v1/templates lists them", template="nosuch"),
             UNSUPPORTED_POLICY,
-            LimitExceeded("the project may hold 50 sandboxes; delete one first", quota="max_sandboxes", limit=50),
+            LimitExceeded("the project may hold 50 sandboxes; delete one first", quota="sandboxes", limit=50),
             CapacityUnavailable("no node has 512 MiB of memory free", memory_mib=512),
         ),
     ),

@@ -109,7 +109,7 @@ async def _replay_create(request: ApiRequest, linked: Linked, arguments: Mapping
             Unsupported("egress profiles are not supported yet", feature="egress_profile"),
             Unsupported("the runtime firecracker is not available on this host", feature="firecracker"),
             PermissionDenied("this token may not create from the template secret-lab", template="secret-lab"),
-            LimitExceeded("the project may hold 50 sandboxes; delete one first", quota="max_sandboxes", limit=50),
+            LimitExceeded("the project may hold 50 sandboxes; delete one first", quota="sandboxes", limit=50),
             CapacityUnavailable("no node has 512 MiB of memory free", memory_mib=512),
         ),
     ),
