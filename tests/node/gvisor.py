@@ -1,15 +1,17 @@
 """A node on real gVisor, on what a directory and the kernel hold from others before it.
 
 Run as a program it is one that somebody means to kill: `gvisor.py DIRECTORY INSTANCE COUNT` makes, uses and removes
-sandboxes; failpoints come from the environment.
+sandboxes, `gvisor.py DIRECTORY INSTANCE METHOD` leads the `Life` that is pickled there; failpoints come from the
+environment.
 """
 
 import asyncio
 import os
+import pickle
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
@@ -18,12 +20,14 @@ ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.node.harness import WallClock, order, shell  # noqa: E402
+from tests.node.harness import WallClock, later, order, shell  # noqa: E402
 
-from space.core.ids import NodeId  # noqa: E402
+from space.core.ids import NodeId, PooledId  # noqa: E402
 from space.core.node import MachineOrder  # noqa: E402
-from space.core.ports import Templates  # noqa: E402
+from space.core.pool import PoolKey, PoolOrder  # noqa: E402
+from space.core.ports import ProcessOrder, Templates  # noqa: E402
 from space.core.sandbox import Resources  # noqa: E402
+from space.core.snapshot import SnapshotOrder, SnapshotRef  # noqa: E402
 from space.host.cgroup import Cgroups  # noqa: E402
 from space.host.filestore import FileStores  # noqa: E402
 from space.host.instance import Instance  # noqa: E402
@@ -102,5 +106,81 @@ async def _victim(directory: Path, instance_id: str, count: int) -> None:
             tasks.start_soon(lives)
 
 
+@dataclass(frozen=True)
+class Life:
+    """What is done to one sandbox, step by step; whoever takes it up later goes on after the last step that ended."""
+
+    machine: MachineOrder
+    process: ProcessOrder
+    moment: SnapshotOrder
+    pooled_id: PooledId
+
+    @property
+    def woken(self) -> MachineOrder:
+        return later(self.machine)
+
+    async def suspend_and_wake(self, node: Node, directory: Path) -> None:
+        done = _Done(directory / "steps")
+        async with done("start") as is_due:
+            if is_due:
+                await node.ensure(self.machine)
+                await node.start_process(self.machine.ref, self.process)
+        async with done("checkpoint") as is_due:
+            if is_due:
+                await node.checkpoint(self.machine.ref, self.moment)
+        async with done("upload") as is_due:
+            if is_due:
+                result = await node.upload(self.moment)
+                (directory / "manifest").write_text(result.manifest)
+        async with done("release") as is_due:
+            if is_due:
+                await node.release(self.machine.ref)
+        restore = SnapshotRef(
+            snapshot_id=self.moment.snapshot_id,
+            project_id=self.moment.project_id,
+            manifest=(directory / "manifest").read_text(),
+            key=self.moment.key,
+        )
+        async with done("wake") as is_due:
+            if is_due:
+                await node.ensure(replace(self.woken, restore=restore))
+
+    async def park_and_bind(self, node: Node, directory: Path) -> None:
+        done = _Done(directory / "steps")
+        kind = self.machine
+        key = PoolKey(template_digest=kind.template_digest, runtime=kind.runtime, resources=kind.resources)
+        async with done("park") as is_due:
+            if is_due:
+                await node.park(PoolOrder(id=self.pooled_id, key=key))
+        async with done("bind") as is_due:
+            if is_due:
+                await node.bind(self.pooled_id, self.machine)
+
+
+class _Done:
+    """The steps that have ended, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @asynccontextmanager
+    async def __call__(self, step: str) -> AsyncIterator[bool]:
+        is_due = not self._path.exists() or step not in self._path.read_text().split()
+        yield is_due
+        if is_due:
+            with self._path.open("a") as file:
+                file.write(f"{step}\n")
+
+
+async def _life_of_a_victim(directory: Path, instance_id: str, name: str) -> None:
+    life: Life = pickle.loads((directory / "life").read_bytes())  # noqa: S301 - the parent wrote it
+    async with gvisor_node(directory, instance_id) as node:
+        await getattr(life, name)(node, directory)
+        await anyio.sleep(1)  # for what is done in the background
+
+
 if __name__ == "__main__":
-    anyio.run(_victim, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    if sys.argv[3].isdigit():
+        anyio.run(_victim, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    else:
+        anyio.run(_life_of_a_victim, Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -51,7 +51,7 @@ class Continuity:
             into.mkdir(mode=0o700, exist_ok=True)
             for journal, position in found:
                 if journal is not None:
-                    sparse_copy(journal.path, into / journal.head.session_id, position)
+                    sparse_copy(journal.path, into / journal.head.session_id, position, sync=False)
 
         with full_disk_refuses("a copy of the journals"):
             await anyio.to_thread.run_sync(copy)

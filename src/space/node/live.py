@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import anyio
 import anyio.abc
@@ -11,7 +12,7 @@ import structlog
 
 from space.core.errors import GuestUnreachable, LimitExceeded, SpaceError
 from space.core.ids import ProcessId
-from space.core.node import Exit, MachineRef
+from space.core.node import Exit, MachineOrder, MachineRef
 from space.core.ports import Clock, Machine, ProcessOrder, SessionStatus
 from space.host.failpoint import failpoint
 from space.node.channel import GuestChannel
@@ -52,6 +53,7 @@ class LiveMachine:
         self._exited = asyncio.Event()
         self.is_asked_to_end = False
         self.keeps_sessions = False  #: its open sessions outlast it
+        self._recording = asyncio.Lock()
         self._sessions = sessions
         self._settings = settings
         self._clock = clock
@@ -279,4 +281,21 @@ class LiveMachine:
             disown=record.is_fork,
         )
         failpoint("personalise.after_agent")
-        self.record = await anyio.to_thread.run_sync(record.settle)
+        self.record = replace(record, old_token=None)
+        if record.is_fork or self._tasks is None:
+            await self._settle(record)
+        else:  # telling it again, after a crash, would do no harm: nobody needs to wait for the note
+            self._tasks.start_soon(self._settle, record)
+
+    async def _settle(self, record: MachineRecord) -> None:
+        async with self._recording:
+            if self.record.token == record.token:  # else it has been given to a sandbox meanwhile
+                try:
+                    await anyio.to_thread.run_sync(record.settle)
+                except OSError as error:  # a full disk: both tokens are on it, and are tried in turn
+                    log.warning("machine.not_settled", machine=record.machine_id, error=error.strerror)
+
+    async def give_to(self, order: MachineOrder) -> None:
+        """Make a parked machine the one of a sandbox, on disk and here; its agent is still to `become` that."""
+        async with self._recording:
+            self.record = await anyio.to_thread.run_sync(self.record.bind, order)

@@ -88,10 +88,10 @@ class Pool:
         """
         await self._parts.generations.record(order.ref, Phase.UP)
         failpoint("bind.after_generation")
+        parked = live.ref.sandbox_id
         with full_disk_refuses("another machine"):
-            bound = await anyio.to_thread.run_sync(live.record.bind, order)
-        del self._machines.live[live.ref.sandbox_id]
-        live.record = bound
+            await live.give_to(order)
+        del self._machines.live[parked]
         self._machines.live[order.ref.sandbox_id] = live
         failpoint("bind.after_record")
         return live

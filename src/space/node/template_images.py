@@ -1,7 +1,7 @@
 """Images of booted machines that nobody has used, one for each template and size: machines start from them.
 
-`node/template-images/KEY/` holds `image.json` (0600) and what the runtime wrote.  It is made aside and renamed into place:
-whole or absent.  They never leave this host, and any may be removed at any time: booting is always possible.
+`node/template-images/KEY/` holds `image.json` (0600) and what the runtime wrote.  It is made aside and renamed into
+place: whole or absent.  They never leave this host, and any may be removed at any time: booting is always possible.
 """
 
 import asyncio

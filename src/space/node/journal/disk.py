@@ -80,8 +80,8 @@ def punch_hole(fd: int, start: int, length: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def sparse_copy(source: Path, target: Path, length: int) -> None:
-    """Copy the first `length` bytes of a file to a new one, holes as holes, and sync it."""
+def sparse_copy(source: Path, target: Path, length: int, *, sync: bool = True) -> None:
+    """Copy the first `length` bytes of a file to a new one, holes as holes."""
     reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
         target.unlink(missing_ok=True)
@@ -101,7 +101,8 @@ def sparse_copy(source: Path, target: Path, length: int) -> None:
                 end = min(os.lseek(reading, position, os.SEEK_HOLE), length)
                 while position < end:
                     position += _copy_range(reading, writing, position, end - position)
-            os.fsync(writing)
+            if sync:
+                os.fsync(writing)
         finally:
             os.close(writing)
     except BaseException:
