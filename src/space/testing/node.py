@@ -109,9 +109,9 @@ class FakeNode:
         """Let the next calls of `method` fail, one with each error."""
         self._failing[method] = list(errors)
 
-    def has_failed(self, method: str) -> bool:
-        """Whether all that was to fail has."""
-        return not self._failing.get(method)
+    def failures_left(self, method: str) -> int:
+        """Count the calls that are still to fail."""
+        return len(self._failing.get(method, ()))
 
     def is_stopped(self, sandbox_id: SandboxId) -> bool:
         return sandbox_id in self.stopped
@@ -361,6 +361,7 @@ class FakeNode:
         session = self.sessions[session_id]
         position = start
         while True:
+            session.changed.clear()  # before looking: what comes while a reader is at work must not be missed
             for record in [record for record in session.records if record.position > position]:
                 position = record.position
                 yield record
@@ -368,7 +369,6 @@ class FakeNode:
                     return  # else it was lost, and came back with its sandbox
             if not follow:
                 return
-            session.changed.clear()
             await session.changed.wait()
 
     async def forget_session(self, session_id: SessionId) -> None:
