@@ -124,7 +124,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, templates_dir: Path) -> Ite
         (("create", "--n", "2"), {"control_plane_share_ms", "node_p50_ms", "bare_restore_p50_ms"}),
         (("suspend", "--n", "2"), {"total_p50_ms", "bytes_read", "bytes_new", "bytes_uploaded"}),
         (("wake", "--n", "2"), {"first_command_p50_ms"}),
-        (("fork", "--n", "1", "--children", "2"), {"total_p50_ms", "source_saved_p50_ms"}),
+        (("fork", "--n", "1", "--children", "2"), {"total_p50_ms", "checkpoint_p50_ms"}),
         (("density", "--n", "2"), {"pss_mib", "machine_pss_mib", "server_share_mib", "baseline_pss_mib"}),
     ],
 )

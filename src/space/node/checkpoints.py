@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -12,6 +13,7 @@ from space.core.errors import SpaceError, Unsupported
 from space.core.node import MachineRef
 from space.core.snapshot import SnapshotOrder, SnapshotPlan, SnapshotResult
 from space.host.failpoint import failpoint
+from space.node.full_disk import full_disk_refuses
 from space.node.live import LiveMachine
 from space.node.machines import JOURNALS, MACHINE, Machines
 from space.node.moment import Moment, SessionMark
@@ -42,10 +44,13 @@ class Checkpoints:
             snapshot_format = self._format(live)
             staging = self._directory / order.snapshot_id
             await anyio.to_thread.run_sync(remove_tree, staging)
-            await anyio.to_thread.run_sync(lambda: staging.mkdir(mode=0o700))
+            with full_disk_refuses("a moment of a machine"):
+                await anyio.to_thread.run_sync(lambda: staging.mkdir(mode=0o700))
             before = live.halt
             try:
+                began = self._parts.clock.monotonic()
                 marks = await self._save(live, order, staging)
+                took = self._parts.clock.monotonic() - began
                 await self._parts.continuity.copy(marks, staging / JOURNALS)
                 moment = Moment(
                     sandbox_id=ref.sandbox_id,
@@ -66,8 +71,14 @@ class Checkpoints:
             finally:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(remove_tree, staging)
-        log.info("checkpoint.made", machine=live.record.machine_id, snapshot=order.snapshot_id, frozen=order.freeze)
-        return plan
+        log.info(
+            "checkpoint.made",
+            machine=live.record.machine_id,
+            snapshot=order.snapshot_id,
+            frozen=order.freeze,
+            seconds=round(took, 4),
+        )
+        return replace(plan, checkpoint_ms=round(took * 1000))
 
     async def upload(self, order: SnapshotOrder) -> SnapshotResult:
         """See `NodeClient.upload`."""

@@ -34,7 +34,7 @@ def fork(
     from space.sdk import Sandbox
 
     each: list[float] = []
-    source: list[float] = []
+    checkpoint: list[float] = []
     restore: list[float] = []
     with ExitStack() as stack:
         client = stack.enter_context(connect())
@@ -49,8 +49,7 @@ def fork(
             made = [child for child in answer["children"] if "operation" in child]
             if len(made) < children:
                 raise CommandError(f"only {len(made)} of {children} children were made: {answer['children'][-1]}")
-            ended(client, answer["operation"])
-            saved = time.perf_counter()
+            forking = ended(client, answer["operation"])
             for child in made:
                 ended(client, child["operation"])
             took = (time.perf_counter() - began) * 1000
@@ -58,7 +57,7 @@ def fork(
                 client.wait(operation, timeout=60)
             if number:
                 each.append(took / children)
-                source.append((saved - began) * 1000)
+                checkpoint += [value] if (value := forking["progress"]["checkpoint_ms"]) is not None else []
                 restore += [max(base) / children] if base else []
     show(
         Measurement(
@@ -70,7 +69,7 @@ def fork(
             extra={
                 "children": children,
                 "total_p50_ms": percentile([value * children for value in each], 50),
-                "source_saved_p50_ms": percentile(source, 50),
+                "checkpoint_p50_ms": percentile(checkpoint, 50),
             },
             notes=bare.notes,
         ),

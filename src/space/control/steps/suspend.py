@@ -18,7 +18,8 @@ async def checkpoint_machine(context: StepContext) -> Progress | None:
     if context.order is None:
         return None
     plan = await context.node.checkpoint(context.machine, context.order)
-    return {"bytes_read": plan.bytes_read, "bytes_new": plan.bytes_new}
+    progress = {"bytes_read": plan.bytes_read, "bytes_new": plan.bytes_new}
+    return progress if plan.checkpoint_ms is None else progress | {"checkpoint_ms": plan.checkpoint_ms}
 
 
 async def pin_chunks(context: StepContext) -> None:

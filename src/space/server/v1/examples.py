@@ -66,6 +66,7 @@ OPERATION_RUNNING: dict[str, Any] = {
         "bytes_read": None,
         "bytes_new": None,
         "bytes_uploaded": None,
+        "checkpoint_ms": None,
     },
     "error": None,
     "created_at": AT,
@@ -105,7 +106,7 @@ def operation(kind: Kind, status: Literal["running", "succeeded", "failed"]) -> 
     """Show an operation of a kind that has steps, somewhere in the middle or at its end."""
     names = [step.__name__ for step in STEPS.get(kind, ())]
     done = len(names) if status == "succeeded" else len(names) // 2
-    counted = {"bytes_read": 18_087_936, "bytes_new": 1_478_656, "bytes_uploaded": None}
+    counted = {"bytes_read": 18_087_936, "bytes_new": 1_478_656, "bytes_uploaded": None, "checkpoint_ms": 84}
     if status == "succeeded":
         counted["bytes_uploaded"] = 362_100
     return OPERATION_RUNNING | {

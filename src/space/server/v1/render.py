@@ -17,6 +17,8 @@ RETRYABLE = frozenset(
     error.code for error in (LimitExceeded, CapacityUnavailable, Unavailable, DeadlineExceeded)
 )  #: what a failed operation may say of which trying again may help
 
+COUNTED = ("bytes_read", "bytes_new", "bytes_uploaded", "checkpoint_ms")  #: of an operation's progress
+
 DENY_EVERYTHING: Mapping[str, Any] = {
     "version": 1,
     "default_action": "deny",
@@ -95,7 +97,7 @@ def _step(row: Operation) -> str | None:
 
 def _progress(row: Operation) -> dict[str, Any]:
     names = _steps(row)
-    counted = {name: row.progress.get(name) for name in ("bytes_read", "bytes_new", "bytes_uploaded")}
+    counted = {name: row.progress.get(name) for name in COUNTED}
     return {"step_count": len(names), "steps_done": _steps_done(row, names), **counted}
 
 

@@ -30,6 +30,7 @@ class OperationProgress(Shown):
     bytes_read: int | None = Field(description="Of memory, runtime state and output, that make up the snapshot.")
     bytes_new: int | None = Field(description="Of these, what the last snapshot did not have.")
     bytes_uploaded: int | None = Field(description="To the object store, compressed.")
+    checkpoint_ms: int | None = Field(description="In which the sandbox stood still, until its files were synced.")
 
 
 class Operation(Shown):
