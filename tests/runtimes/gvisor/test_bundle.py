@@ -1,6 +1,7 @@
 """What runsc is told about a machine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,20 @@ def test_the_machine_joins_its_slots_namespace_and_group(spec: MachineSpec) -> N
 
 
 def test_root_in_the_guest_has_no_capability_beyond_dockers_default(spec: MachineSpec) -> None:
+    """What is in neither of these sets is lost with the first program that the agent starts."""
     capabilities = bundle.config(spec, argv=["/agent"], env={})["process"]["capabilities"]
-    for kind in ("bounding", "effective", "permitted", "inheritable"):
+    for kind in ("bounding", "inheritable"):
         assert not {"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_NET_ADMIN", "CAP_SYS_MODULE"} & set(capabilities[kind])
+
+
+def test_the_agent_itself_may_name_the_machine_and_no_more(spec: MachineSpec) -> None:
+    capabilities = bundle.config(spec, argv=["/agent"], env={})["process"]["capabilities"]
+    for kind in ("effective", "permitted"):
+        assert set(capabilities[kind]) - set(capabilities["bounding"]) == {"CAP_SYS_ADMIN"}
+
+
+def test_a_machine_has_the_hostname_of_its_spec(spec: MachineSpec) -> None:
+    assert bundle.config(replace(spec, hostname="brave-otter"), argv=["/agent"], env={})["hostname"] == "brave-otter"
 
 
 def test_the_bundle_is_for_root_only_and_holds_no_token(spec: MachineSpec) -> None:

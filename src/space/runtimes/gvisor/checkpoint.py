@@ -3,18 +3,26 @@
 The kernel of the guest stands still while they are written, so nothing is done in that time that can be done before
 or after it.  runsc tells of a write that failed, but not of one that fails later, on its way to the disk: hence the
 sync, and a look at what is there.
+
+TCP connections with the world outside end, in the machine that goes on too: this runsc cuts them as it saves
+(`--net-disconnect-ok`; without it the checkpoint fails).  One that is cut so haunts the restored kernel: epoll reports
+it for ever, even when it is closed, so that a server in the guest spins and takes no new connection of that number.
+Hence all of them are reset from outside beforehand, which the guest sees as any other reset.  Connections within the
+guest last.
 """
 
 import asyncio
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import structlog
 
 from space.core.errors import FailedPrecondition, InsufficientStorage, RuntimeFailed, SpaceError
 from space.core.node import MachineSpec
+from space.host.connections import Connections
 from space.host.failpoint import failpoint
 from space.host.process import ProcessFailed
 from space.runtimes.gvisor import found, origin
@@ -26,6 +34,7 @@ FILES = ("checkpoint.img", "pages.img", "pages_meta.img", origin.FILE)
 MAGIC = b"gVisorSF"  #: how a state file begins (gvisor pkg/state/statefile)
 PAGE = 4096
 WRITE_SECONDS = 600.0
+APART_SECONDS = 0.005
 #: What runsc says when something in the guest cannot be saved → what that is.
 CAUSES = (
     (re.compile(r"bound host socket|host(?:-| )uds|unix socket.*host", re.I), "a socket that is bound on the host"),
@@ -47,19 +56,7 @@ async def write(runsc: Runsc, spec: MachineSpec, into: Path) -> None:
     except OSError as error:
         raise refusal(machine_id, str(error), into=into) from error
     try:
-        # An exec session is saved without an error but cannot be restored (trap 3).  Nobody here opens one, an operator
-        # can; looking for it costs as much as the whole of /proc, so it is done meanwhile.
-        looking = asyncio.ensure_future(asyncio.to_thread(has_exec, runsc.root, machine_id))
-        try:
-            await runsc.call(
-                *CHECKPOINT,
-                f"-image-path={into}",
-                machine_id,
-                log=spec.state_dir / "runsc.log",
-                timeout=WRITE_SECONDS,
-            )
-        finally:
-            is_in_exec = await asyncio.shield(looking)
+        is_in_exec = await _checkpoint(runsc, spec, into)
         if is_in_exec:
             raise FailedPrecondition(f"machine {machine_id} cannot be saved: a `runsc exec` session is open in it")
         failpoint("gvisor.after_checkpoint")
@@ -72,6 +69,59 @@ async def write(runsc: Runsc, spec: MachineSpec, into: Path) -> None:
             log.warning("gvisor.checkpoint_failed", machine=machine_id, runsc=said[-2000:])
             raise refusal(machine_id, said, into=into) from error
         raise
+
+
+async def _checkpoint(runsc: Runsc, spec: MachineSpec, into: Path) -> bool:
+    """Let runsc write it; return whether somebody had a `runsc exec` session meanwhile.
+
+    Such a session is saved without an error but cannot be restored (trap 3).  Nobody here opens one, an operator can;
+    to look for it costs as much as the whole of /proc, so that is done beside.
+    """
+    apart, done = await asyncio.to_thread(_reset_connections, spec), threading.Event()
+    beside = asyncio.gather(
+        asyncio.to_thread(has_exec, runsc.root, spec.machine_id), asyncio.to_thread(_keep_apart, apart, done)
+    )
+    try:
+        await runsc.call(
+            *CHECKPOINT,
+            f"-image-path={into}",
+            spec.machine_id,
+            log=spec.state_dir / "runsc.log",
+            timeout=WRITE_SECONDS,
+        )
+    finally:
+        done.set()
+        is_in_exec, _ = await asyncio.shield(beside)
+    return is_in_exec
+
+
+def _reset_connections(spec: MachineSpec) -> Connections | None:
+    """End the guest's connections with the world; None where this host's kernel cannot."""
+    try:
+        connections = Connections(spec.slot.gateway_netns, spec.slot.guest_ip)
+    except OSError as error:
+        log.warning("gvisor.connections_not_reset", machine=spec.machine_id, error=str(error))
+        return None
+    try:
+        connections.reset()
+    except OSError as error:
+        log.warning("gvisor.connections_not_reset", machine=spec.machine_id, error=str(error))
+        connections.close()
+        return None
+    return connections
+
+
+def _keep_apart(connections: Connections | None, done: threading.Event) -> None:
+    """Go on, for a guest that connects again at once: runsc needs some 30 ms until it stops the guest."""
+    if connections is None:
+        return
+    try:
+        while not done.wait(APART_SECONDS):
+            connections.reset()
+    except OSError as error:
+        log.warning("gvisor.connections_not_reset", error=str(error))
+    finally:
+        connections.close()
 
 
 def verify(directory: Path) -> None:
