@@ -85,7 +85,7 @@ class SnapshotPlan:
     chunks: Sequence[bytes]  #: SHA-256 digests, each once
     bytes_read: int
     bytes_new: int
-    checkpoint_ms: int | None = None  #: from quiescing the machine to synced files; None when it is told of again
+    checkpoint_ms: int | None = field(default=None, compare=False)  #: to synced files; None when it is told of again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
