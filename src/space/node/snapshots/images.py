@@ -303,6 +303,7 @@ class Images:
         async def fetch(number: int) -> None:
             content = await remote.chunk(manifest.chunks[number], manifest.chunk_pages[number] * PAGE)
             await self._threads.run(scatter, directory / FILES, manifest, runs[number], content)
+            failpoint("open.after_chunk")
 
         try:
             with _disk():
@@ -314,6 +315,7 @@ class Images:
                 write_file(directory / INDEX, index)
                 write_file(directory / MANIFEST, stored)
                 note = await self._threads.run(write_note, directory, ref.snapshot_id)
+            failpoint("open.before_rename")
             self._cache.adopt(ref.manifest, directory, note)
         except BaseException:
             await self._threads.run(_remove, directory)

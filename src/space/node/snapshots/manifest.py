@@ -18,7 +18,8 @@ from space.core.snapshot import DIGEST_BYTES
 from space.node.snapshots.pages import CHUNK_PAGES, HASH, MOST_PAGES, PAGE, ZEROS
 
 VERSION = 1
-INDEX_PIECE = 1 << 20  #: bytes of the index of pages in one object
+#: Bytes of the index of pages in one object: the hashes of 16 chunks.  Larger ones change more often.
+INDEX_PIECE = 1 << 16
 _MOST_FILES = 100_000
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _MOST_PARTS = 4
