@@ -61,6 +61,10 @@ class Settings(BaseSettings):
     """Where snapshots are kept: `file:///DIRECTORY` or `s3://BUCKET/PREFIX`, whose region, credentials and endpoint are
     the usual `AWS_*`; default: `objects/` in the data directory."""
 
+    template_images: int = Field(default=8, ge=0)
+    """Templates whose booted machine is kept on this node's disk, one for each size, so that others start from it in
+    half the time; 0: machines are always booted."""
+
     snapshot_cache_mib: int = Field(default=10240, ge=0)
     """Local disk for snapshots that were made or woken here, so that waking them again downloads nothing."""
 

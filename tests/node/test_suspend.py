@@ -1,6 +1,7 @@
 """Suspend, wake, fork and recover on one node, with guests in memory."""
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
@@ -449,3 +450,21 @@ async def test_fifty_pauses_in_a_row_leave_a_machine_that_answers(memory: World)
             await node.pause(machine.ref)
             await node.resume(machine.ref)
         assert output(await read(node, process.session_id)) == EXPECTED
+
+
+async def test_a_watch_goes_on_over_a_checkpoint_and_says_that_something_may_be_missing(memory: World) -> None:
+    async with memory.running() as node:
+        machine, _ = await started(node, "sleep 600")
+        events: list[str] = []
+
+        async def watch() -> None:
+            async with aclosing(node.watch_files(machine.ref, "/root")) as changes:
+                async for change in changes:
+                    events.append(f"{change.kind} {change.path}")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            await anyio.sleep(0.1)
+            await node.checkpoint(machine.ref, moment())
+            await eventually(lambda: events == ["overflow /root"])
+            tasks.cancel_scope.cancel()

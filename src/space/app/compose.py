@@ -83,6 +83,7 @@ def build_node(
             memory_reserve_mib=settings.memory_reserve_mib,
             memory_overcommit=settings.memory_overcommit,
             create_deadline=settings.create_deadline_seconds,
+            template_images=settings.template_images,
         ),
         runtimes={runtime.name: runtime for runtime in runtimes_of(instance)},
         templates=templates,

@@ -335,9 +335,7 @@ class Node:
         self, ref: MachineRef, path: str, *, recursive: bool = False
     ) -> AsyncGenerator[FileEvent, None]:
         await self.started()
-        # A watch lasts; it does not hold a place that reads and writes need.
-        guest = await self._machines.get(ref).guest()
-        async with aclosing(guest.watch_files(path, recursive=recursive)) as events:
+        async with aclosing(self._machines.get(ref).watch_files(path, recursive=recursive)) as events:
             async for event in events:
                 yield event
 

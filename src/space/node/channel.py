@@ -77,13 +77,16 @@ class GuestChannel:
         Returns once nobody is connected and what the agent had sent is delivered; cancelled, it may be called again.
         """
         self._may_dial.clear()
-        guest = self._guest
-        if guest is not None:
-            with suppress(GuestUnreachable):  # it may be hung: closing the connection is all that can be done
-                await guest.quiesce(seconds=_LEAVE_SECONDS)
-                with anyio.move_on_after(_LEAVE_SECONDS):
-                    await self._is_idle.wait()
-        self._scope.cancel()
+        guest, self._guest = self._guest, None
+        self._connected.clear()
+        try:
+            if guest is not None:
+                with suppress(GuestUnreachable):  # it may be hung: closing the connection is all that can be done
+                    await guest.quiesce(seconds=_LEAVE_SECONDS)
+                    with anyio.move_on_after(_LEAVE_SECONDS):
+                        await self._is_idle.wait()
+        finally:
+            self._scope.cancel()
         await self._is_idle.wait()
 
     def stay_away(self) -> None:

@@ -1,8 +1,8 @@
 """One machine that runs: its channel, its commands, its end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 
 import anyio
@@ -11,11 +11,13 @@ import anyio.to_thread
 import structlog
 
 from space.core.errors import GuestUnreachable, LimitExceeded, SpaceError
+from space.core.file import FileEvent
 from space.core.ids import ProcessId
 from space.core.node import Exit, MachineOrder, MachineRef
 from space.core.ports import Clock, Machine, ProcessOrder, SessionStatus
 from space.host.failpoint import failpoint
 from space.node.channel import GuestChannel
+from space.node.full_disk import full_disk_refuses
 from space.node.guest import Exited, Guest, Output
 from space.node.record import Halt, MachineRecord
 from space.node.sessions import Session, Sessions
@@ -54,6 +56,7 @@ class LiveMachine:
         self.is_asked_to_end = False
         self.keeps_sessions = False  #: its open sessions outlast it
         self._recording = asyncio.Lock()
+        self._departures = 0  #: how often the node took leave of the agent
         self._sessions = sessions
         self._settings = settings
         self._clock = clock
@@ -143,6 +146,7 @@ class LiveMachine:
 
     async def leave(self) -> None:
         """Take leave of the agent: until `come_back` nobody is connected, and the journals have all that it sent."""
+        self._departures += 1
         await self._channel.hold()
 
     def come_back(self) -> None:
@@ -156,7 +160,8 @@ class LiveMachine:
         Raises what the runtime does, and the machine goes on.
         """
         before = self.halt
-        await anyio.to_thread.run_sync(self.record.write_halt, halt)
+        with full_disk_refuses("a note that the machine stands still"):
+            await anyio.to_thread.run_sync(self.record.write_halt, halt)
         self.halt = halt
         failpoint("pause.after_note")
         if before is not None:
@@ -201,6 +206,23 @@ class LiveMachine:
         """Hold one of the places for file operations; transfers, as slow as their callers, have their own."""
         async with self._transfers if is_transfer else self._requests, self.call() as guest:
             yield guest
+
+    async def watch_files(self, path: str, *, recursive: bool) -> AsyncGenerator[FileEvent, None]:
+        """Yield changes; whatever happened while a checkpoint had nobody connected is told of as `overflow`.
+
+        A watch lasts: it neither counts as use nor holds a place that reads and writes need.
+        """
+        while True:
+            departures = self._departures
+            try:
+                async with aclosing((await self.guest()).watch_files(path, recursive=recursive)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except GuestUnreachable:
+                if departures == self._departures:
+                    raise
+            yield FileEvent(kind="overflow", path=path, at=self._clock.now())
 
     async def start_process(self, order: ProcessOrder) -> SessionStatus:
         """Start a process unless it was started before; returns once its journal says how that went."""

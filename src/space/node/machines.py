@@ -82,6 +82,11 @@ class Machines:
         """Memory promised to machines."""
         return sum(order.resources.memory_mib for order in self._orders().values())
 
+    @property
+    def memory_left_mib(self) -> int:
+        """Memory that may still be promised."""
+        return max(int(self.parts.memory_mib * self.parts.settings.memory_overcommit) - self.memory_mib, 0)
+
     def report(self) -> Mapping[SandboxId, int]:
         return {
             sandbox_id: live.ref.generation
@@ -152,7 +157,7 @@ class Machines:
                 raise CapacityUnavailable(
                     f"this node holds {settings.max_machines} machines already", limit=settings.max_machines
                 )
-            available = max(int(self.parts.memory_mib * settings.memory_overcommit) - self.memory_mib, 0)
+            available = self.memory_left_mib
             if order.resources.memory_mib > available:
                 raise CapacityUnavailable(
                     f"{order.resources.memory_mib} MiB of memory asked for, {available} MiB left on this node",

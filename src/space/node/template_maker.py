@@ -7,7 +7,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from space.core.errors import SpaceError
+from space.core.errors import CapacityUnavailable, SpaceError
 from space.core.ids import PooledId, make_id
 from space.core.node import MachineOrder
 from space.core.ports import Clock
@@ -38,6 +38,8 @@ class TemplateImageMaker:
             await self._until_idle()
             try:
                 await self._make(order)
+            except CapacityUnavailable as error:  # the next machine that is booted asks again
+                log.info("template_image.no_room", template=order.template_digest, error=error.message)
             except (SpaceError, OSError) as error:
                 log.warning("template_image.failed", template=order.template_digest, error=str(error))
                 self._templates.refuse(order)
@@ -50,6 +52,8 @@ class TemplateImageMaker:
                 busy_at = self._clock.monotonic()
 
     async def _make(self, order: MachineOrder) -> None:
+        if self._machines.memory_left_mib < 2 * order.resources.memory_mib:
+            raise CapacityUnavailable("a sandbox may need the memory that is left")
         now = int(self._clock.now().timestamp() * 1000)
         self.making = PooledId(make_id("mch", unix_ms=now, randomness=os.urandom(10)))
         ref = pooled_ref(self.making)
