@@ -215,6 +215,24 @@ async def test_a_store_that_fails_for_a_while_delays_a_suspend_and_the_machine_s
         assert (await plane.get(sandbox.id)).state is State.SUSPENDED
 
 
+async def test_a_machine_that_cannot_go_on_yet_after_a_failed_suspend_holds_the_operation_open(tmp_path: Path) -> None:
+    clock, node = FakeClock(), FakeNode()
+    async with control_plane(tmp_path, node=node, clock=clock, max_attempts=1) as plane:
+        sandbox = await plane.running()
+        node.fail("upload", Unavailable("no store"))
+        node.fail("resume", *[Unavailable("the node is away")] * 3)
+        operation = (await plane.sandboxes.suspend(a_call(), sandbox.id)).operation
+        async with asyncio.timeout(10):
+            while not (await plane.operations.get(principal(), operation.id)).status.is_final:
+                is_held = (await plane.get(sandbox.id)).held_by is not None
+                assert is_held or not node.is_stopped(sandbox.id), "shown as running, and it stands still"
+                clock.advance(0.5)
+                await asyncio.sleep(0.002)
+        assert await failed(plane, operation) == "service_unavailable"
+        assert not node.is_stopped(sandbox.id)
+        assert node.objects == {}, "the upload was not tried again: the machine has gone on"
+
+
 @pytest.mark.parametrize("error", [CapacityUnavailable("full"), Unavailable("no store"), RuntimeFailed("no")])
 async def test_a_wake_that_fails_leaves_it_suspended_and_the_next_wake_works(
     plane: ControlPlane, error: Exception

@@ -1,7 +1,7 @@
 """Drives one operation: its steps in order, what happens when one fails, and its end."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,7 +12,7 @@ from space.control.contexts import MAKES_SNAPSHOT, Contexts
 from space.control.keys import ProjectKeys
 from space.control.steps.step import Step, StepContext
 from space.control.steps.suspend import published
-from space.control.steps.undo import UNDO
+from space.control.steps.undo import MUST_SUCCEED, UNDO
 from space.core.errors import (
     CapacityUnavailable,
     DeadlineExceeded,
@@ -178,10 +178,7 @@ class Driver:
             log.warning("operation.step_failed", operation=operation.id, kind=operation.kind, error=repr(error))
         if operation.kind is not Kind.DELETE and not self._may_retry(operation, context, error):
             return await self._fail(driven, context, error)
-        seconds = min(30.0, 0.5 * 2 ** min(operation.attempt, 10))
-        until = self._clock.now() + timedelta(seconds=seconds)
-        await self._store.operations.postpone(operation, until=until, error=_describe(error))
-        return "postponed"
+        return await self._postpone(operation, _describe(error))
 
     def _may_retry(self, operation: Operation, context: StepContext, error: Exception) -> bool:
         if operation.attempt >= self._limits.attempts or isinstance(error, _FINAL):
@@ -202,24 +199,39 @@ class Driver:
         return await self._conclude(driven, context, failure)
 
     async def _conclude(self, driven: Driven, context: StepContext, failure: Mapping[str, Any]) -> str:
-        await self._undo(driven.operation, context)
-        failpoint(f"{driven.operation.kind}.undone")
+        operation = driven.operation
         error = {"code": failure["code"], "message": failure["message"]}
+        if not await self._undo(operation, context) and operation.attempt < _MAX_CLAIMS:
+            return await self._postpone(operation, error)
+        failpoint(f"{operation.kind}.undone")
         outcome = Outcome(status=Status.FAILED, at=self._clock.now(), error=error, reason=failure["reason"])
-        _, finished = await self._store.operations.finish(driven.operation, outcome)
+        _, finished = await self._store.operations.finish(operation, outcome)
         return finished.status
 
-    async def _undo(self, operation: Operation, context: StepContext) -> None:
-        for act in UNDO.get(operation.kind, ()):
-            await self._try(f"undo.{act.__name__}_failed", operation, act(context))
+    async def _postpone(self, operation: Operation, error: Mapping[str, Any]) -> str:
+        seconds = min(30.0, 0.5 * 2 ** min(operation.attempt, 10))
+        until = self._clock.now() + timedelta(seconds=seconds)
+        await self._store.operations.postpone(operation, until=until, error=error)
+        return "postponed"
 
-    async def _try(self, event: str, operation: Operation, act: Any) -> None:
-        """Do something that will be repaired if it fails."""
+    async def _undo(self, operation: Operation, context: StepContext) -> bool:
+        """Undo what was done; returns whether nothing is left that only we can repair."""
+        failed = {
+            act
+            for act in UNDO.get(operation.kind, ())
+            if not await self._try(f"undo.{act.__name__}_failed", operation, act(context))
+        }
+        return not failed & MUST_SUCCEED
+
+    async def _try(self, event: str, operation: Operation, act: Awaitable[None]) -> bool:
+        """Do something that may fail; returns whether it did not."""
         try:
             async with asyncio.timeout(_CLEAR_UP_SECONDS):
                 await act
         except Exception as error:
             log.warning(event, operation=operation.id, sandbox=operation.sandbox_id, error=repr(error))
+            return False
+        return True
 
 
 def _remaining(steps: Sequence[Step], done: str | None) -> Sequence[Step]:

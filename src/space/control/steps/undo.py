@@ -1,12 +1,14 @@
 """What is done on the node when an operation has failed, so that its sandbox is as it was before.
 
-Each is a sequence of idempotent acts.  All are tried, whatever becomes of the others; the reconciler and the node's
-own clean-up repair what they leave.
+Each is a sequence of idempotent acts.  All are tried, whatever becomes of the others.  What most of them leave is
+repaired by the reconciler and by the node's own clean-up; nobody but us lets a machine go on that we have stopped.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 
 from space.control.steps.step import StepContext
+from space.core.errors import NotFound, StaleGeneration
 from space.core.lifecycle import Kind, State
 
 Undo = Callable[[StepContext], Awaitable[None]]
@@ -18,9 +20,10 @@ async def remove_machine(context: StepContext) -> None:
 
 
 async def go_on(context: StepContext) -> None:
-    """Let a machine that ran go on; one that was paused stays so."""
+    """Let a machine that ran go on; one that was paused stays so, and one that is gone is not our business."""
     if context.sandbox.state is State.RUNNING:
-        await context.node.resume(context.machine)
+        with suppress(NotFound, StaleGeneration):
+            await context.node.resume(context.machine)
 
 
 async def discard_snapshot(context: StepContext) -> None:
@@ -47,3 +50,4 @@ UNDO: Mapping[Kind, Sequence[Undo]] = {
     Kind.WAKE: (give_up_machine,),
     Kind.RECOVER: (give_up_machine,),
 }
+MUST_SUCCEED = frozenset({go_on})  #: else the operation does not end yet
