@@ -78,6 +78,7 @@ def gather(directory: Path, manifest: Manifest, runs: Sequence[Run], pages: int)
 
 def make_files(directory: Path, manifest: Manifest) -> None:
     """Make the files of an image, of their full size and without content."""
+    directory.parent.mkdir(mode=0o700)
     directory.mkdir(mode=0o700)
     for file in manifest.files:
         path = directory / file.name

@@ -10,8 +10,8 @@ Each can be killed anywhere and is asked again.  What is in `staging/` survives 
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -20,28 +20,24 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from space.core.errors import FailedPrecondition, InvalidRequest, NotFound, RuntimeFailed
+from space.core.errors import FailedPrecondition, InvalidRequest, NotFound
 from space.core.ids import SnapshotId, is_id
-from space.core.objects import chunk_key, manifest_key
 from space.core.ports import ObjectStore
 from space.core.snapshot import SnapshotOrder, SnapshotPlan, SnapshotRef, SnapshotResult
 from space.host.failpoint import failpoint
-from space.node.full_disk import full_disk_refuses
 from space.node.snapshots import staging
 from space.node.snapshots.cache import Cache
-from space.node.snapshots.chunks import Run, by_chunk, gather, make_files, scatter, sources
-from space.node.snapshots.image import FILES, INDEX, MANIFEST, Image, write_file, write_note
-from space.node.snapshots.manifest import INDEX_PIECE, BadManifest, Manifest, decode_meta
-from space.node.snapshots.pages import PAGE, Index
-from space.node.snapshots.remote import Remote, open_manifest
-from space.node.snapshots.stored import CHUNK, Damaged, seal, unseal
-from space.node.snapshots.stored import MANIFEST as MANIFEST_KIND
-from space.node.snapshots.threads import Threads, each
+from space.node.snapshots.chunks import Run, gather, sources
+from space.node.snapshots.disk import disk_failures, read_manifest, read_meta, read_own_index, remove_directory
+from space.node.snapshots.download import download
+from space.node.snapshots.image import FILES, Image, write_file, write_note
+from space.node.snapshots.manifest import BadManifest, Manifest
+from space.node.snapshots.pages import Index
+from space.node.snapshots.remote import Remote
+from space.node.snapshots.threads import AT_ONCE, Threads, each
+from space.node.snapshots.upload import BaseLost, Upload
 
 log = structlog.get_logger()
-
-#: Chunks on their way at once: enough for a store that takes 20 ms to answer, and at most about 20 MiB of memory.
-_AT_ONCE = 8
 
 
 class Images:
@@ -79,17 +75,17 @@ class Images:
         """
         async with self._lock(order.snapshot_id):
             if (plan := await self._planned(order)) is not None:
-                await self._threads.run(_remove, source)
+                await self._threads.run(remove_directory, source)
                 return plan
             directory = self._staging / order.snapshot_id
             try:
-                with _disk():
+                with disk_failures():
                     await self._threads.run(_take_over, source, directory)
                     failpoint("plan.after_rename")
                     return await self._make_plan(order, directory, meta)
             except BaseException:
-                await self._threads.run(_remove, directory)
-                await self._threads.run(_remove, source)
+                await self._threads.run(remove_directory, directory)
+                await self._threads.run(remove_directory, source)
                 raise
 
     async def upload(self, order: SnapshotOrder) -> SnapshotResult:
@@ -101,25 +97,13 @@ class Images:
             Unavailable, InsufficientStorage: the object store fails.
         """
         async with self._lock(order.snapshot_id):
-            if (result := self._result(order.snapshot_id)) is None:
-                directory = self._staging / order.snapshot_id
-                planned = staging.read_plan(directory)
-                if planned is None:
-                    raise NotFound(f"there is no checkpoint of snapshot {order.snapshot_id} on this node")
-                with _disk():
-                    manifest = await self._threads.run(_read_manifest, directory, planned.manifest, order.key)
-                    sent = await self._put_all(order, directory, planned, manifest)
-                result = SnapshotResult(
-                    manifest=planned.manifest,
-                    bytes_read=planned.bytes_read,
-                    bytes_new=planned.bytes_new,
-                    bytes_uploaded=sent,
-                )
-                failpoint("upload.after_manifest")
-                with _disk():
+            with disk_failures():
+                if (result := self._result(order.snapshot_id)) is None:
+                    result = await self._put_all(order)
+                    failpoint("upload.after_manifest")
                     write_file(self._results / f"{order.snapshot_id}.json", json.dumps(asdict(result)).encode())
-                failpoint("upload.after_result")
-            await self._keep(order.snapshot_id, result.manifest)
+                    failpoint("upload.after_result")
+                await self._keep(order.snapshot_id, result.manifest)
             return result
 
     @asynccontextmanager
@@ -137,8 +121,8 @@ class Images:
             pinning = self._cache.pinned(ref.manifest)
             path = pinning.__enter__()
         try:
-            with _disk():
-                meta = await self._threads.run(_read_meta, path, ref.manifest, ref.key)
+            with disk_failures():
+                meta = await self._threads.run(read_meta, path, ref.manifest, ref.key)
             yield Image(path / FILES, meta)
         finally:
             pinning.__exit__(None, None, None)
@@ -152,7 +136,7 @@ class Images:
         self._unwanted.add(snapshot_id)  # an upload under way gives up
         try:
             async with self._lock(snapshot_id):
-                await self._threads.run(_remove, self._staging / snapshot_id)
+                await self._threads.run(remove_directory, self._staging / snapshot_id)
                 (self._results / f"{snapshot_id}.json").unlink(missing_ok=True)
                 self._cache.discard(snapshot_id)
         finally:
@@ -188,7 +172,7 @@ class Images:
         directory = self._staging / order.snapshot_id
         if (planned := staging.read_plan(directory)) is None:
             return None
-        return staging.plan_of(planned, await self._threads.run(_read_manifest, directory, planned.manifest, order.key))
+        return staging.plan_of(planned, await self._threads.run(read_manifest, directory, planned.manifest, order.key))
 
     async def _make_plan(self, order: SnapshotOrder, directory: Path, meta: Mapping[str, Any]) -> SnapshotPlan:
         base, index = await self._base(order)
@@ -206,7 +190,7 @@ class Images:
             pages = manifest.chunk_pages[first_new + number]
             names[number] = await self._threads.run(_name, files, manifest, runs[number], pages)
 
-        await each(range(len(runs)), name, at_once=_AT_ONCE)
+        await each(range(len(runs)), name, at_once=AT_ONCE)
         failpoint("plan.after_naming")
         planned, manifest = await self._threads.run(
             lambda: staging.finish(directory, manifest, names, pages, key=order.key, base=base, unknown=unknown)
@@ -221,73 +205,59 @@ class Images:
         try:
             if self._cache.find(ref.manifest):
                 with self._cache.pinned(ref.manifest) as path:
-                    return ref.manifest, await self._threads.run(_read_index, path, ref)
+                    return ref.manifest, await self._threads.run(read_own_index, path, ref.manifest, ref.key)
             remote = self._remote(ref)
             manifest, _ = await remote.manifest(ref.manifest)
-            index = await self._download_index(remote, manifest)
-            return ref.manifest, await self._threads.run(staging.read_index, manifest, index)
-        except (FailedPrecondition, BadManifest, Damaged) as error:
+            return ref.manifest, await self._threads.run(staging.read_index, manifest, await remote.index(manifest))
+        except (FailedPrecondition, BadManifest) as error:
             log.warning("snapshot.base_unusable", snapshot=ref.snapshot_id, error=str(error))
             return None, Index()
 
     # Uploading
 
-    async def _put_all(
-        self, order: SnapshotOrder, directory: Path, planned: staging.Planned, manifest: Manifest
-    ) -> int:
-        """Put what is missing; return how many bytes that were."""
-        runs = sources(manifest, planned.first_new)
-        pieces = staging.index_pieces((directory / INDEX).read_bytes())
-        sent = 0
-
-        async def put(number: int) -> None:
-            nonlocal sent
-            if order.snapshot_id in self._unwanted:
-                raise NotFound(f"the snapshot {order.snapshot_id} is not wanted any more")
-            name = manifest.chunks[number] if number >= 0 else manifest.index[-1 - number]
-            where = chunk_key(order.project_id, name)
-            if await self._objects.head(where) is not None:
-                return
-            if 0 <= number < planned.first_new:
-                if planned.base is not None:
-                    self._distrusted.add(planned.base)
-                raise FailedPrecondition(
-                    f"the snapshot {order.snapshot_id} builds on a chunk that the object store has lost; try again"
-                )
-            if number < 0:
-                stored = await self._threads.run(_sealed, pieces[-1 - number], name, order.key)
-            else:
-                stored = await self._threads.run(
-                    _gather_and_seal, directory / FILES, manifest, runs[number - planned.first_new], number, order.key
-                )
-            failpoint("upload.before_chunk")
-            await self._objects.put(where, stored)
-            failpoint("upload.after_chunk")
-            sent += len(stored)
-
-        # New chunks first, which take longest; pieces of the index have the numbers below zero.
-        numbers = [*range(planned.first_new, len(manifest.chunks)), *range(planned.first_new)]
-        await each([*numbers, *range(-1, -1 - len(pieces), -1)], put, at_once=_AT_ONCE)
-        failpoint("upload.after_chunks")
-        stored = (directory / MANIFEST).read_bytes()
-        await self._objects.put(manifest_key(order.project_id, planned.manifest), stored)
-        return sent + len(stored)
+    async def _put_all(self, order: SnapshotOrder) -> SnapshotResult:
+        directory = self._staging / order.snapshot_id
+        planned = staging.read_plan(directory)
+        if planned is None:
+            raise NotFound(f"there is no checkpoint of snapshot {order.snapshot_id} on this node")
+        upload = Upload(
+            objects=self._objects,
+            threads=self._threads,
+            order=order,
+            directory=directory,
+            planned=planned,
+            manifest=await self._threads.run(read_manifest, directory, planned.manifest, order.key),
+            is_wanted=lambda: order.snapshot_id not in self._unwanted,
+        )
+        try:
+            await upload.run()
+        except BaseLost:
+            if planned.base is not None:
+                self._distrusted.add(planned.base)
+            raise
+        return SnapshotResult(
+            manifest=planned.manifest,
+            bytes_read=planned.bytes_read,
+            bytes_new=planned.bytes_new,
+            bytes_uploaded=upload.sent,
+        )
 
     async def _keep(self, snapshot_id: SnapshotId, manifest: str) -> None:
         """Make an image of what was uploaded."""
         directory = self._staging / snapshot_id
-        if directory.exists():
-            with _disk():
-                note = await self._threads.run(write_note, directory, snapshot_id)
-            async with self._lock(manifest):
-                self._cache.adopt(manifest, directory, note)
-            failpoint("upload.after_rename")
-            self._cache.make_room(0)
+        if staging.read_plan(directory) is None:  # gone already, or of before the host's last start
+            await self._threads.run(remove_directory, directory)
+            return
+        note = await self._threads.run(write_note, directory, snapshot_id)
+        async with self._lock(manifest):
+            self._cache.adopt(manifest, directory, note)
+        failpoint("upload.after_rename")
+        self._cache.make_room(0)
 
     def _result(self, snapshot_id: SnapshotId) -> SnapshotResult | None:
         try:
             return SnapshotResult(**json.loads((self._results / f"{snapshot_id}.json").read_bytes()))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, TypeError):  # results are not synced: the host's power may have failed
             return None
 
     # Downloading
@@ -298,43 +268,20 @@ class Images:
         self._cache.make_room(manifest.disk_size)
         await self._cache.settle()
         directory = self._incoming / ref.manifest
-        runs = by_chunk(manifest)
-
-        async def fetch(number: int) -> None:
-            content = await remote.chunk(manifest.chunks[number], manifest.chunk_pages[number] * PAGE)
-            await self._threads.run(scatter, directory / FILES, manifest, runs[number], content)
-            failpoint("open.after_chunk")
-
         try:
-            with _disk():
-                await self._threads.run(_remove, directory)
-                directory.mkdir(mode=0o700)
-                await self._threads.run(make_files, directory / FILES, manifest)
-                await each(range(len(manifest.chunks)), fetch, at_once=_AT_ONCE)
-                index = await self._download_index(remote, manifest)
-                write_file(directory / INDEX, index)
-                write_file(directory / MANIFEST, stored)
-                note = await self._threads.run(write_note, directory, ref.snapshot_id)
-            failpoint("open.before_rename")
-            self._cache.adopt(ref.manifest, directory, note)
+            with disk_failures():
+                await self._threads.run(remove_directory, directory)
+                note = await download(remote, manifest, stored, directory)
+                failpoint("open.before_rename")
+                self._cache.adopt(ref.manifest, directory, note)
         except BaseException:
-            await self._threads.run(_remove, directory)
+            await self._threads.run(remove_directory, directory)
             raise
-
-    async def _download_index(self, remote: Remote, manifest: Manifest) -> bytes:
-        pieces: list[bytes] = [b""] * len(manifest.index)
-
-        async def fetch(number: int) -> None:
-            size = min(INDEX_PIECE, manifest.index_size - number * INDEX_PIECE)
-            pieces[number] = await remote.chunk(manifest.index[number], size)
-
-        await each(range(len(pieces)), fetch, at_once=_AT_ONCE)
-        return b"".join(pieces)
 
     async def _manifest(self, ref: SnapshotRef) -> Manifest:
         if self._cache.find(ref.manifest):
             with self._cache.pinned(ref.manifest) as path:
-                return await self._threads.run(_read_manifest, path, ref.manifest, ref.key)
+                return await self._threads.run(read_manifest, path, ref.manifest, ref.key)
         manifest, _ = await self._remote(ref).manifest(ref.manifest)
         return manifest
 
@@ -349,66 +296,11 @@ class Images:
         return lock
 
 
-@contextmanager
-def _disk() -> Iterator[None]:
-    """Turn what this node's disk refuses in the body into errors of ours."""
-    try:
-        with full_disk_refuses("a snapshot"):
-            yield
-    except OSError as error:
-        raise RuntimeFailed(f"the node's disk does not take or give a snapshot: {error.strerror}") from error
-
-
-# In threads
-
-
 def _take_over(source: Path, directory: Path) -> None:
-    _remove(directory)
+    remove_directory(directory)
     directory.mkdir(mode=0o700)
     source.rename(directory / FILES)
 
 
-def _remove(directory: Path) -> None:
-    if directory.is_dir():
-        shutil.rmtree(directory)
-
-
 def _name(files: Path, manifest: Manifest, runs: Sequence[Run], pages: int) -> bytes:
     return sha256(gather(files, manifest, runs, pages)).digest()
-
-
-def _gather_and_seal(files: Path, manifest: Manifest, runs: Sequence[Run], number: int, key: bytes) -> bytes:
-    content = bytes(gather(files, manifest, runs, manifest.chunk_pages[number]))
-    name = manifest.chunks[number]
-    if sha256(content).digest() != name:
-        raise FailedPrecondition(f"the snapshot {manifest.snapshot_id} changed after it was planned; make another one")
-    return _sealed(content, name, key)
-
-
-def _sealed(content: bytes, name: bytes, key: bytes) -> bytes:
-    return seal(content, kind=CHUNK, name=name, key=key)
-
-
-def _read_manifest(directory: Path, name: str, key: bytes) -> Manifest:
-    try:
-        return open_manifest((directory / MANIFEST).read_bytes(), name, key)
-    except (Damaged, BadManifest) as error:
-        raise FailedPrecondition(
-            f"the manifest {name} on this node is damaged, or the key is another: {error}"
-        ) from error
-
-
-def _read_meta(directory: Path, name: str, key: bytes) -> Mapping[str, Any]:
-    try:
-        return decode_meta(
-            unseal((directory / MANIFEST).read_bytes(), kind=MANIFEST_KIND, name=bytes.fromhex(name), key=key)
-        )
-    except Damaged as error:
-        raise FailedPrecondition(
-            f"the manifest {name} on this node is damaged, or the key is another: {error}"
-        ) from error
-
-
-def _read_index(directory: Path, ref: SnapshotRef) -> Index:
-    manifest = _read_manifest(directory, ref.manifest, ref.key)
-    return staging.read_index(manifest, (directory / INDEX).read_bytes())

@@ -6,9 +6,9 @@ from space.core.errors import FailedPrecondition, NotFound
 from space.core.ids import ProjectId, SnapshotId
 from space.core.objects import chunk_key, manifest_key
 from space.core.ports import ObjectStore
-from space.node.snapshots.manifest import BadManifest, Manifest, decode
+from space.node.snapshots.manifest import INDEX_PIECE, BadManifest, Manifest, decode
 from space.node.snapshots.stored import CHUNK, MANIFEST, Damaged, unseal
-from space.node.snapshots.threads import Threads
+from space.node.snapshots.threads import AT_ONCE, Threads, each
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Remote:
         for attempt in (1, 2):
             stored = await self._get(where, "its manifest")
             try:
-                return await self.threads.run(open_manifest, stored, name, self.key), stored
+                return await self.threads.run(_open_manifest, stored, name, self.key), stored
             except (Damaged, BadManifest) as error:
                 if attempt == 2:
                     raise self.damaged(f"its manifest: {error}") from error
@@ -50,6 +50,17 @@ class Remote:
                     raise self.damaged(f"chunk {name.hex()}: {error}") from error
         raise AssertionError
 
+    async def index(self, manifest: Manifest) -> bytes:
+        """Return the hashes of all chunks' pages, one after the other.  Raises as `chunk` does."""
+        pieces: list[bytes] = [b""] * len(manifest.index)
+
+        async def fetch(number: int) -> None:
+            size = min(INDEX_PIECE, manifest.index_size - number * INDEX_PIECE)
+            pieces[number] = await self.chunk(manifest.index[number], size)
+
+        await each(range(len(pieces)), fetch, at_once=AT_ONCE)
+        return b"".join(pieces)
+
     def damaged(self, what: str) -> FailedPrecondition:
         return FailedPrecondition(
             f"the snapshot {self.snapshot_id} is damaged and cannot be used: {what}", snapshot_id=self.snapshot_id
@@ -62,8 +73,7 @@ class Remote:
             raise self.damaged(f"{what} is missing in the object store") from None
 
 
-def open_manifest(stored: bytes, name: str, key: bytes) -> Manifest:
-    """Read a stored manifest; raises `Damaged` or `BadManifest`."""
+def _open_manifest(stored: bytes, name: str, key: bytes) -> Manifest:
     return decode(unseal(stored, kind=MANIFEST, name=bytes.fromhex(name), key=key))
 
 

@@ -6,6 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+#: Chunks on their way at once: enough for a store that takes 20 ms to answer, and at most about 20 MiB of memory.
+AT_ONCE = 8
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -1,0 +1,86 @@
+"""Bringing a planned moment into the object store: chunks that it lacks, then the manifest."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from space.core.errors import FailedPrecondition, NotFound
+from space.core.objects import chunk_key, manifest_key
+from space.core.ports import ObjectStore
+from space.core.snapshot import SnapshotOrder
+from space.host.failpoint import failpoint
+from space.node.snapshots.chunks import Run, gather, sources
+from space.node.snapshots.image import FILES, INDEX, MANIFEST
+from space.node.snapshots.manifest import Manifest
+from space.node.snapshots.staging import Planned, index_pieces
+from space.node.snapshots.stored import CHUNK, seal
+from space.node.snapshots.threads import AT_ONCE, Threads, each
+
+
+class BaseLost(FailedPrecondition):
+    """A chunk of the base is not in the object store any more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Upload:
+    """One attempt; chunks of earlier ones are found to be there."""
+
+    objects: ObjectStore
+    threads: Threads
+    order: SnapshotOrder
+    directory: Path
+    planned: Planned
+    manifest: Manifest
+    is_wanted: Callable[[], bool]
+    sent: int = 0  #: bytes
+
+    async def run(self) -> None:
+        """Put all that is missing; the manifest comes last, and only once everything else is there."""
+        first_new, manifest = self.planned.first_new, self.manifest
+        runs = sources(manifest, first_new)
+        pieces = index_pieces((self.directory / INDEX).read_bytes())
+
+        async def put_new(number: int) -> None:
+            await self._put(
+                manifest.chunks[first_new + number], lambda: self._gathered(first_new + number, runs[number])
+            )
+
+        async def put_index(number: int) -> None:
+            await self._put(manifest.index[number], lambda: pieces[number])
+
+        await each(range(len(runs)), put_new, at_once=AT_ONCE)
+        await each(range(len(pieces)), put_index, at_once=AT_ONCE)
+        await each(manifest.chunks[:first_new], self._require, at_once=AT_ONCE)
+        failpoint("upload.after_chunks")
+        stored = (self.directory / MANIFEST).read_bytes()
+        await self.objects.put(manifest_key(self.order.project_id, self.planned.manifest), stored)
+        self.sent += len(stored)
+
+    async def _put(self, name: bytes, content: Callable[[], bytes]) -> None:
+        if await self._has(name):
+            return
+        stored = await self.threads.run(lambda: seal(content(), kind=CHUNK, name=name, key=self.order.key))
+        failpoint("upload.before_chunk")
+        await self.objects.put(chunk_key(self.order.project_id, name), stored)
+        failpoint("upload.after_chunk")
+        self.sent += len(stored)
+
+    async def _require(self, name: bytes) -> None:
+        if not await self._has(name):
+            raise BaseLost(
+                f"the snapshot {self.order.snapshot_id} builds on a chunk that the object store has lost; try again"
+            )
+
+    async def _has(self, name: bytes) -> bool:
+        if not self.is_wanted():
+            raise NotFound(f"the snapshot {self.order.snapshot_id} is not wanted any more")
+        return await self.objects.head(chunk_key(self.order.project_id, name)) is not None
+
+    def _gathered(self, number: int, runs: Sequence[Run]) -> bytes:
+        content = bytes(gather(self.directory / FILES, self.manifest, runs, self.manifest.chunk_pages[number]))
+        if sha256(content).digest() != self.manifest.chunks[number]:
+            raise FailedPrecondition(
+                f"the snapshot {self.order.snapshot_id} changed after it was planned; make another one"
+            )
+        return content
