@@ -19,7 +19,7 @@ def delete(
     snapshot_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The snapshots.")],
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Delete snapshots; sandboxes that were made from them stay as they are."""
+    """Delete snapshots. One that is some sandbox's last durable state is kept: suspend or delete that one first."""
     from space.sdk import SpaceError
 
     deleted: list[str] = []

@@ -39,5 +39,5 @@ class Snapshots:
         return SnapshotInfo.parse(http.answer_object(response))
 
     def delete(self, snapshot_id: str) -> None:
-        """Delete a snapshot; sandboxes that were made from it stay as they are."""
+        """Delete a snapshot; `FailedPreconditionError` while it is some sandbox's last durable state."""
         self._transport.request("DELETE", f"/v1/snapshots/{http.segment(snapshot_id)}")

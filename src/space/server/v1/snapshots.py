@@ -161,8 +161,8 @@ async def get_snapshot(request: ApiRequest, snapshot_id: SnapshotIdPath) -> Resp
         summary="Delete a snapshot",
         tag=routes.tag,
         description=(
-            "Nobody can start from it any more; its space is freed in the background. Sandboxes that were made from "
-            "it stay as they are."
+            "Nobody can start from it any more; its space is freed in the background. A sandbox that was made from "
+            "it and has no later durable state needs it: suspend, snapshot or delete that first."
         ),
         answers={204: Answer(description="It is gone.")},
         raises=(
