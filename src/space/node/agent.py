@@ -1,9 +1,8 @@
 """The node: `NodeClient` for the machines of this host, in this process."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -11,7 +10,6 @@ import structlog
 
 from space.core.command import Pty
 from space.core.errors import FailedPrecondition, SpaceError
-from space.core.file import FileEvent, FileInfo
 from space.core.ids import NodeId, PooledId, ProcessId, SandboxId, SessionId, SnapshotId
 from space.core.journal import JournalRecord, Trimmed
 from space.core.node import Capabilities, MachineOrder, MachineRef, NodeFacts
@@ -26,6 +24,7 @@ from space.node.guest import Guest
 from space.node.images import Images
 from space.node.journal.folder import JournalFolder
 from space.node.machines import Machines
+from space.node.node_files import NodeFiles
 from space.node.observations import Observations
 from space.node.parts import Parts
 from space.node.pool import Pool
@@ -39,7 +38,7 @@ from space.node.upkeep import Upkeep
 log = structlog.get_logger(__name__)
 
 
-class Node:
+class Node(NodeFiles):
     """One host.  `run` is its life; the other methods wait until it has taken up what an earlier life left."""
 
     def __init__(
@@ -278,74 +277,3 @@ class Node:
     async def forget_session(self, session_id: SessionId) -> None:
         await self.started()
         await self._journals.forget(session_id)
-
-    # Files
-
-    @asynccontextmanager
-    async def _files(self, ref: MachineRef, *, is_transfer: bool = False) -> AsyncIterator[Guest]:
-        await self.started()
-        async with self._machines.get(ref).file_call(is_transfer=is_transfer) as guest:
-            yield guest
-
-    @asynccontextmanager
-    async def read_file(
-        self, ref: MachineRef, path: str, *, start: int = 0, length: int | None = None
-    ) -> AsyncIterator[tuple[FileInfo, AsyncIterator[bytes]]]:
-        async with (
-            self._files(ref, is_transfer=True) as guest,
-            guest.read_file(path, start=start, length=length) as found,
-        ):
-            yield found
-
-    async def write_file(
-        self,
-        ref: MachineRef,
-        path: str,
-        source: AsyncIterable[bytes],
-        *,
-        mode: int | None = None,
-        user: str | None = None,
-    ) -> FileInfo:
-        async with self._files(ref, is_transfer=True) as guest:
-            return await guest.write_file(path, source, mode=mode, user=user)
-
-    async def stat_file(self, ref: MachineRef, path: str) -> FileInfo:
-        async with self._files(ref) as guest:
-            return await guest.stat_file(path)
-
-    async def list_files(self, ref: MachineRef, path: str, *, depth: int = 1, limit: int = 1000) -> Sequence[FileInfo]:
-        async with self._files(ref) as guest:
-            return await guest.list_files(path, depth=depth, limit=limit)
-
-    async def move_file(self, ref: MachineRef, source: str, target: str) -> FileInfo:
-        async with self._files(ref) as guest:
-            return await guest.move_file(source, target)
-
-    async def make_directory(
-        self, ref: MachineRef, path: str, *, mode: int | None = None, user: str | None = None
-    ) -> FileInfo:
-        async with self._files(ref) as guest:
-            return await guest.make_directory(path, mode=mode, user=user)
-
-    async def remove_file(self, ref: MachineRef, path: str, *, recursive: bool = False) -> None:
-        async with self._files(ref) as guest:
-            await guest.remove_file(path, recursive=recursive)
-
-    async def watch_files(
-        self, ref: MachineRef, path: str, *, recursive: bool = False
-    ) -> AsyncGenerator[FileEvent, None]:
-        await self.started()
-        async with aclosing(self._machines.get(ref).watch_files(path, recursive=recursive)) as events:
-            async for event in events:
-                yield event
-
-    @asynccontextmanager
-    async def read_archive(self, ref: MachineRef, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        async with self._files(ref, is_transfer=True) as guest, guest.read_archive(path) as chunks:
-            yield chunks
-
-    async def write_archive(
-        self, ref: MachineRef, path: str, source: AsyncIterable[bytes], *, user: str | None = None
-    ) -> Mapping[str, Any]:
-        async with self._files(ref, is_transfer=True) as guest:
-            return await guest.write_archive(path, source, user=user)

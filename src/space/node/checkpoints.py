@@ -17,7 +17,8 @@ from space.node.full_disk import full_disk_refuses
 from space.node.live import LiveMachine
 from space.node.machines import JOURNALS, MACHINE, Machines
 from space.node.moment import Moment, SessionMark
-from space.node.record import Halt, remove_tree
+from space.node.private_files import remove_tree
+from space.node.record import Halt
 
 log = structlog.get_logger(__name__)
 

@@ -10,17 +10,17 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
-from space.core.errors import GuestUnreachable, LimitExceeded, SpaceError
+from space.core.errors import GuestUnreachable, SpaceError
 from space.core.file import FileEvent
-from space.core.ids import ProcessId
 from space.core.node import Exit, MachineOrder, MachineRef
 from space.core.ports import Clock, Machine, ProcessOrder, SessionStatus
 from space.host.failpoint import failpoint
 from space.node.channel import GuestChannel
 from space.node.full_disk import full_disk_refuses
 from space.node.guest import Exited, Guest, Output
+from space.node.machine_commands import MachineCommands
 from space.node.record import Halt, MachineRecord
-from space.node.sessions import Session, Sessions
+from space.node.sessions import Sessions
 from space.node.settings import NodeSettings
 from space.node.usage import Usage
 
@@ -28,7 +28,6 @@ log = structlog.get_logger(__name__)
 
 _DRAIN_SECONDS = 2.0  #: for what the agent had sent when the machine ended
 _CLOSE_SECONDS = 2.0  #: for the ends of its commands; on a full disk they wait for room, which the burial makes
-_FORGET_SECONDS = 0.2  #: after the first of some processes has ended, until the agent is told to drop them
 
 
 class LiveMachine:
@@ -61,8 +60,7 @@ class LiveMachine:
         self._settings = settings
         self._clock = clock
         self._bury = bury
-        self._ended_processes: list[ProcessId] = []
-        self._has_ended_processes = asyncio.Event()
+        self._commands = MachineCommands(sessions, settings, clock, usage=self.usage, guest=self.guest)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._transfers = anyio.Semaphore(settings.file_concurrency)
         self._requests = anyio.Semaphore(settings.file_concurrency)
@@ -100,7 +98,7 @@ class LiveMachine:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 tasks.start_soon(self._channel.run)
-                tasks.start_soon(self._forget_ended)
+                tasks.start_soon(self._commands.run)
                 exit = await self._exit()
                 self._exited.set()
                 await self._channel.drained(_DRAIN_SECONDS)
@@ -227,63 +225,13 @@ class LiveMachine:
     async def start_process(self, order: ProcessOrder) -> SessionStatus:
         """Start a process unless it was started before; returns once its journal says how that went."""
         async with self.usage.call():
-            return await self._start_process(order)
-
-    async def _start_process(self, order: ProcessOrder) -> SessionStatus:
-        limit = self._settings.max_processes
-        if self._sessions.count(self.ref) >= limit and self._sessions.find(self.ref, order.process_id) is None:
-            raise LimitExceeded(f"{limit} commands run in {self.ref.sandbox_id} already", quota="processes")
-        journal, session = self._sessions.open(self.ref, order)
-        if session is not None and not session.began.is_set():
-            # In a task of the machine's: a caller who leaves must not keep the answer from being written down.
-            failure: list[SpaceError] = []
-            done = asyncio.Event()
-            if self._tasks is None:
-                raise GuestUnreachable(f"the machine of {self.ref.sandbox_id} has ended, or is being reconnected")
-            self._tasks.start_soon(self._spawn, session, order, failure, done)
-            with anyio.move_on_after(self._settings.guest_deadline):
-                await done.wait()
-            if failure:
-                raise failure[0]
-            if not session.began.is_set():
-                raise GuestUnreachable(f"the agent of {self.ref.sandbox_id} does not answer; try again")
-        return journal.status()
-
-    async def _spawn(
-        self, session: Session, order: ProcessOrder, failure: list[SpaceError], done: asyncio.Event
-    ) -> None:
-        try:
-            with self.usage.counted():
-                guest = await self.guest()
-                await self._sessions.spawn(session, order, guest, self.record.env, self.record.default_user)
-        except SpaceError as error:  # whatever an agent refuses with, it is this command's caller who hears it
-            failure.append(error)
-        finally:
-            done.set()
+            return await self._commands.start(self.record, order)
 
     async def _deliver(self, event: Output | Exited) -> None:
         self.usage.touch()
         await self._sessions.deliver(self.ref, event)
         if isinstance(event, Exited):
-            self._ended_processes.append(event.process_id)
-            self._has_ended_processes.set()
-
-    async def _forget_ended(self) -> None:
-        """Let the agent drop processes whose end is in their journal: in batches, out of the next command's way."""
-        while True:
-            await self._has_ended_processes.wait()
-            await self._clock.sleep(_FORGET_SECONDS)
-            self._has_ended_processes.clear()
-            ended, self._ended_processes = self._ended_processes, []
-            async with anyio.create_task_group() as tasks:
-                for process_id in ended:
-                    tasks.start_soon(self._forget, process_id)
-
-    async def _forget(self, process_id: ProcessId) -> None:
-        try:
-            await (await self.guest()).forget(process_id)
-        except SpaceError as error:
-            log.debug("guest.forget_failed", machine=self.record.machine_id, error=str(error))
+            self._commands.ended(event.process_id)
 
     # Its identity
 

@@ -17,7 +17,6 @@ Nothing here is synced: after a crash of the host there is no machine left that 
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from space.core.node import MachineHandle, MachineOrder, MachineRef, MachineSpec
 from space.core.sandbox import Resources
 from space.core.template import Template
 from space.host.failpoint import failpoint
+from space.node.private_files import remove_tree, write_private
 
 
 def pooled_ref(pooled_id: PooledId) -> MachineRef:
@@ -256,24 +256,3 @@ def _order(found: dict[str, Any]) -> MachineOrder:
         resources=Resources(**found["resources"]),
         env=found["env"],
     )
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a small private file whole or not at all."""
-    temporary = path.with_suffix(".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        view = memoryview(text.encode())
-        while view:
-            view = view[os.write(fd, view) :]
-    finally:
-        os.close(fd)
-    temporary.replace(path)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a file or a directory with all that it holds; succeeds if there is none."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -14,7 +14,8 @@ import anyio.to_thread
 import structlog
 
 from space.core.node import Capabilities, MachineOrder
-from space.node.record import Origin, remove_tree, write_private
+from space.node.private_files import remove_tree, write_private
+from space.node.record import Origin
 from space.node.settings import NodeSettings
 
 log = structlog.get_logger(__name__)

@@ -12,7 +12,8 @@ from space.core.ids import PooledId, make_id
 from space.core.node import MachineOrder
 from space.core.ports import Clock
 from space.node.machines import Machines
-from space.node.record import pooled_ref, remove_tree
+from space.node.private_files import remove_tree
+from space.node.record import pooled_ref
 from space.node.template_images import MACHINE, TemplateImages
 
 log = structlog.get_logger(__name__)

@@ -14,7 +14,8 @@ from space.core.node import Exit, MachineHandle
 from space.core.ports import Machine, MachineExited
 from space.node.generations import STARTING, Phase
 from space.node.machines import Machines
-from space.node.record import Halt, MachineRecord, remove_tree
+from space.node.private_files import remove_tree
+from space.node.record import Halt, MachineRecord
 
 log = structlog.get_logger(__name__)
 
