@@ -10,7 +10,7 @@ from space.control.accounts import Accounts
 from space.control.activity import Activity
 from space.control.audit import Audit
 from space.control.awake import Awake
-from space.control.changes import Changes
+from space.control.collector import Collector
 from space.control.commands import Commands
 from space.control.files import Files
 from space.control.idempotency import Idempotency
@@ -144,8 +144,7 @@ def build_control(
         pools=pools,
     )
     operations = Operations(store, clock)
-    changes = Changes(store, node, clock, worker, max_machines=settings.max_machines)
-    awake = Awake(store, clock, changes, operations, activity)
+    awake = Awake(store, clock, sandboxes.changes, operations, activity)
     commands = Commands(
         store,
         node,
@@ -191,4 +190,6 @@ def build_control(
         "idempotency": idempotency.run,
         "activity": activity.run,
     }
+    if objects is not None:
+        loops["collector"] = Collector(store, node, objects, clock).run
     return Control(services=services, accounts=accounts, commands=commands, loops=loops)
