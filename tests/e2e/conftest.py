@@ -3,11 +3,8 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.instance import Instance
-from tests.storage.objects.conftest import s3_endpoint, s3_environment, s3_url
 
 from space.sdk import Client, Sandbox
-
-__all__ = ["s3_endpoint", "s3_environment", "s3_url"]  # fixtures here too
 
 
 @pytest.fixture
