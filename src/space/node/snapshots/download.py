@@ -12,7 +12,10 @@ from space.node.snapshots.threads import AT_ONCE, each
 
 
 async def download(remote: Remote, manifest: Manifest, stored: bytes, directory: Path) -> Note:
-    """Make the new `directory` an image, with a note.  Raises as `Remote.chunk` does, and `OSError`; the caller removes it."""
+    """Make the new `directory` an image; on failure, `OSError` included, the caller removes it.
+
+    Raises as `Remote.chunk` does.
+    """
     runs = by_chunk(manifest)
     files = directory / FILES
 
