@@ -99,3 +99,10 @@ def test_all_nodes_full_says_which_limit() -> None:
 def test_no_node_at_all_is_no_capacity() -> None:
     with pytest.raises(CapacityUnavailable):
         place([])
+
+
+def test_a_warm_machine_holds_its_room_already() -> None:
+    full = node(memory=0, machines=250)
+    with pytest.raises(CapacityUnavailable):
+        choose_node([full], runtime="gvisor", resources=Resources(), max_machines=250)
+    assert choose_node([full], runtime="gvisor", resources=Resources(), max_machines=250, is_warm=True) is full

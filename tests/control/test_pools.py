@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 from space.control.pool_demand import Demand, Wish, share_out, wanted
 from space.control.pools import Pools, PoolStatus
 from space.core.account import Scope
-from space.core.errors import FailedPrecondition, InvalidRequest, NotFound, PermissionDenied, RuntimeFailed, Unsupported
+from space.core.errors import (
+    CapacityUnavailable,
+    FailedPrecondition,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    RuntimeFailed,
+    Unsupported,
+)
 from space.core.ids import PooledId
-from space.core.node import Capabilities, NodeFacts
+from space.core.node import NodeFacts
 from space.core.pool import PooledMachine, PooledState, PoolKey
 from space.core.sandbox import Resources
 from space.core.store import AuditFilter, Creation
@@ -46,8 +54,8 @@ class PoolNode(FakeNode):
 
     async def facts(self) -> NodeFacts:
         facts = await super().facts()
-        able = Capabilities(runtime="fake", is_available=self.is_able, version="1")
-        promised = sum(key.resources.memory_mib for key in self.pool.values())
+        able = replace(self.runtime, is_available=self.is_able)
+        promised = sum(key.resources.memory_mib for key in self.pool.values()) + 512 * len(self.bound)
         return replace(
             facts, epoch=self.epoch, runtimes={"fake": able}, memory_available_mib=self.memory_mib - promised
         )
@@ -328,11 +336,32 @@ async def test_parked_machines_give_way_to_a_sandbox_that_finds_no_room(kept: Ke
     assert not any(row.state is PooledState.BOUND for row in await kept.rows())
 
 
+async def test_on_a_full_node_a_create_gets_the_warm_machine_of_its_kind_and_another_ends_one(tmp_path: Path) -> None:
+    clock, node = FakeClock(), PoolNode(memory_mib=2 * 512)
+    async with control_plane(tmp_path, clock=clock, node=node) as plane:
+        kept = Kept(plane, node, clock, budget_mib=1 << 20)
+        plane.sandboxes._pools = kept.pools
+        async with kept.running():
+            await kept.set(2)
+            await kept.filled(2)
+            warm, operation = await plane.create()
+            assert warm.pooled_id is not None
+            assert len(node.pool) == 1
+            await plane.ended(operation)
+            cold, operation = await plane.create(resources=SMALL)
+            assert cold.pooled_id is None
+            assert not node.pool
+            await plane.ended(operation)
+            with pytest.raises(CapacityUnavailable):
+                await plane.create()
+            assert (await kept.status()).hits == 1
+
+
 async def test_a_machine_that_does_not_start_is_tried_again_ever_later_and_leaves_nothing(kept: Kept) -> None:
     kept.node.fail("park", *[RuntimeFailed("runsc did not start it")] * 4)
     async with kept.running():
         await kept.set(1)
-        await kept.until(lambda: len(kept.node._failing["park"]) <= 3)
+        await kept.until(lambda: kept.node.failures_left("park") <= 3)
         assert (await kept.status()).reason == "runsc did not start it"
         began = kept.clock.monotonic()
         await kept.filled(1)
@@ -449,7 +478,7 @@ async def test_a_retired_row_is_forgotten_once_the_node_has_ended_its_machine(ke
         await kept.filled(1)
         kept.node.fail("retire", *[RuntimeFailed("it hangs")] * 2)
         await kept.set(0)
-        await kept.until(lambda: kept.node.has_failed("retire"))
+        await kept.until(lambda: not kept.node.failures_left("retire"))
         await kept.filled(0)
 
 

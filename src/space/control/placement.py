@@ -41,17 +41,19 @@ def choose_node(
     runtime: str,
     resources: Resources,
     max_machines: int,
+    is_warm: bool = False,
 ) -> NodeFacts:
     """Return the node with the most free memory among those that can take the sandbox now.
 
     What a node says is available leaves out its reserve.  Facts age: the transaction of the create counts again what
-    was promised, and the node has the last word.
+    was promised, and the node has the last word.  With `is_warm` a parked machine will serve it, which holds its room
+    already.
 
     Raises:
         CapacityUnavailable: no node has room; `details` say what is short.
     """
     able = [node for node in nodes if runtime in node.runtimes and node.runtimes[runtime].is_available]
-    with_slot = [node for node in able if node.machines < max_machines]
+    with_slot = [node for node in able if is_warm or node.machines < max_machines]
     if able and not with_slot:
         raise CapacityUnavailable(
             f"every node runs its maximum of {max_machines} sandboxes; delete some or raise SPACE_MAX_MACHINES",
@@ -59,7 +61,7 @@ def choose_node(
             quota="machines",
             limit=max_machines,
         )
-    with_memory = [node for node in with_slot if node.memory_available_mib >= resources.memory_mib]
+    with_memory = [node for node in with_slot if is_warm or node.memory_available_mib >= resources.memory_mib]
     if not with_memory:
         free = max((node.memory_available_mib for node in with_slot), default=0)
         raise CapacityUnavailable(

@@ -6,6 +6,7 @@ control plane keeps the pools of a node.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,6 +75,7 @@ class PoolKeeper:
         self._figures: dict[PoolKey, Figures] = {}
         self._failing: dict[PoolKey, _Failing] = {}
         self._short: dict[PoolKey, str] = {}  # why a kind has fewer machines than wanted
+        self._ready: Counter[PoolKey] = Counter()  # parked machines, as far as is known without asking
         self._parking: dict[PooledId, PooledMachine] = {}  # what a task of ours brings up
         self._changed = asyncio.Event()
         self._last_create = -_IDLE_SECONDS
@@ -93,9 +95,14 @@ class PoolKeeper:
         if figures is None and not is_hit:
             return  # no pool has this kind
         self._last_create = self._clock.monotonic()
+        self._ready[key] -= is_hit
         if figures is not None:
             figures.created(self._last_create, is_hit=is_hit)
         self._changed.set()
+
+    def may_serve(self, key: PoolKey) -> bool:
+        """Whether a create of this kind will probably find a machine; costs nothing."""
+        return self._ready[key] > 0
 
     def figures(self, key: PoolKey) -> Figures:
         return self._figures.get(key, Figures())
@@ -196,6 +203,7 @@ class PoolKeeper:
             self._figures.setdefault(key, Figures())
         targets = self._targets(pools, facts)
         kept = await self._shrink(kept, targets)
+        self._ready = Counter(row.key for row in kept if row.state is PooledState.PARKED)
         for row in kept:
             if row.state is PooledState.STARTING and row.id not in parking:  # of a server that has died
                 self._start_task(row)
@@ -372,8 +380,10 @@ class PoolKeeper:
         failpoint("pool.after_park")
         self._failing.pop(row.key, None)
         seconds = self._clock.monotonic() - began
-        if await self._store.pools.parked(row.id, at=self._clock.now()) and row.key in self._figures:
-            self._figures[row.key].refilled(seconds)
+        if await self._store.pools.parked(row.id, at=self._clock.now()):
+            self._ready[row.key] += 1
+            if row.key in self._figures:
+                self._figures[row.key].refilled(seconds)
 
     def _fail(self, key: PoolKey, reason: str) -> None:
         first, longest = _RETRY_SECONDS

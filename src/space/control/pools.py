@@ -72,6 +72,10 @@ class Pools:
         key = PoolKey(template_digest=sandbox.template_digest, runtime=sandbox.runtime, resources=sandbox.resources)
         self.keeper.created(key, is_hit=sandbox.pooled_id is not None)
 
+    def may_serve(self, key: PoolKey) -> bool:
+        """Whether a create of this kind will probably find a machine, which holds its memory already."""
+        return self.keeper.may_serve(key)
+
     async def give_way(self, memory_mib: int) -> bool:
         """Free so much memory for a sandbox that found no room; returns whether trying again makes sense."""
         return await self.keeper.give_way(memory_mib)

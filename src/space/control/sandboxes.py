@@ -18,6 +18,7 @@ from space.core.ids import SandboxId
 from space.core.lifecycle import Kind, State
 from space.core.node import NodeFacts
 from space.core.operation import Operation
+from space.core.pool import PoolKey
 from space.core.ports import Clock, NodeClient, Templates
 from space.core.sandbox import AutoLifecycle, Sandbox, SandboxSpec
 from space.core.snapshot import Snapshot
@@ -230,7 +231,14 @@ class Sandboxes:
             spec, digest = creation.spec_from(origin, spec), origin.template_digest
         facts = [await self._node.facts()]
         runtime = choose_runtime(facts, wanted=spec.runtime, default=self._runtime)
-        node = choose_node(facts, runtime=runtime, resources=spec.resources, max_machines=self._max_machines)
+        key = PoolKey(template_digest=digest, runtime=runtime, resources=spec.resources)
+        node = choose_node(
+            facts,
+            runtime=runtime,
+            resources=spec.resources,
+            max_machines=self._max_machines,
+            is_warm=origin is None and self._pools is not None and self._pools.may_serve(key),
+        )
         made = creation.from_template(
             call,
             spec,
