@@ -10,7 +10,9 @@ from space.control.contexts import MAKES_SNAPSHOT
 from space.control.identity import new_id
 from space.control.operations import Worker
 from space.control.placement import require_capable
+from space.control.pools import Pools
 from space.core.account import Call
+from space.core.errors import CapacityUnavailable
 from space.core.ids import OperationId, SnapshotId
 from space.core.lifecycle import Kind
 from space.core.operation import Operation
@@ -30,13 +32,21 @@ class Changes:
     """The one way in for every change but a create, whoever asks: a caller, the clock, or a request that wakes."""
 
     def __init__(
-        self, store: Store, node: NodeClient, clock: Clock, worker: Worker, *, max_machines: int = 250
+        self,
+        store: Store,
+        node: NodeClient,
+        clock: Clock,
+        worker: Worker,
+        *,
+        max_machines: int = 250,
+        pools: Pools | None = None,
     ) -> None:
         self._store = store
         self._node = node
         self._clock = clock
         self._worker = worker
         self._max_machines = max_machines
+        self._pools = pools
 
     async def ask(
         self,
@@ -63,7 +73,12 @@ class Changes:
             changed = await self._store.sandboxes.change(change)
             return changed, _to_drive(changed, change)
 
-        return await self._worker.admit(record)
+        try:
+            return await self._worker.admit(record)
+        except CapacityUnavailable:  # machines that wait for nobody in particular make way for one that is to wake
+            if self._pools is None or not await self._pools.give_way(sandbox.resources.memory_mib):
+                raise
+            return await self._worker.admit(record)
 
     async def fork(self, change: Change, children: Sequence[Creation]) -> Forked:
         """Record a fork with its children, and begin it.  Its row names those that were asked for, made or not."""

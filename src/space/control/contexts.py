@@ -7,7 +7,7 @@ from typing import Any
 
 from space.control.keys import ProjectKeys
 from space.control.steps.step import StepContext
-from space.core.errors import FailedPrecondition, Unsupported
+from space.core.errors import FailedPrecondition, Unavailable, Unsupported
 from space.core.ids import ProjectId, SnapshotId
 from space.core.lifecycle import Kind, State
 from space.core.operation import Operation
@@ -17,6 +17,8 @@ from space.core.snapshot import Snapshot, SnapshotOrder, SnapshotRef, SnapshotSt
 from space.core.store import Store
 
 MAKES_SNAPSHOT = frozenset({Kind.SUSPEND, Kind.FORK, Kind.SNAPSHOT})
+_COLLECTION_SECONDS = 30.0  # for which pins wait: collections last less than a second, and their lease two minutes
+_COLLECTION_POLL_SECONDS = 0.1
 _STARTS_FROM_ONE = frozenset({Kind.CREATE, Kind.WAKE, Kind.RECOVER})
 
 
@@ -67,9 +69,20 @@ class Contexts:
         )
 
         async def pin(chunks: Sequence[bytes]) -> None:
-            await self._store.snapshots.pin(snapshot_id, b"".join(chunks), now=self._clock.now())
+            await self._pin(snapshot_id, b"".join(chunks))
 
         return replace(context, order=order, pin=pin)
+
+    async def _pin(self, snapshot_id: SnapshotId, chunks: bytes) -> None:
+        """Pin, after a collection that holds pins off for a moment: a machine may stand still until this is done."""
+        deadline = self._clock.monotonic() + _COLLECTION_SECONDS
+        while True:
+            try:
+                return await self._store.snapshots.pin(snapshot_id, chunks, now=self._clock.now())
+            except Unavailable:
+                if self._clock.monotonic() >= deadline:
+                    raise
+            await self._clock.sleep(_COLLECTION_POLL_SECONDS)
 
     async def _restore(self, operation: Operation) -> SnapshotRef | None:
         if operation.snapshot_id is None:

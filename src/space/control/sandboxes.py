@@ -51,7 +51,7 @@ class Sandboxes:
         self._templates = templates
         self._clock = clock
         self._worker = worker
-        self._changes = Changes(store, node, clock, worker, max_machines=max_machines)
+        self.changes = Changes(store, node, clock, worker, max_machines=max_machines, pools=pools)
         self._snapshots = Snapshots(store, clock)
         self._runtime = runtime
         self._max_machines = max_machines
@@ -107,12 +107,12 @@ class Sandboxes:
             raise FailedPrecondition(
                 "the sandbox has no durable state to recover from; it can only be deleted", current_state="failed"
             )
-        return await self._changes.ask(call, sandbox, Kind.RECOVER)
+        return await self.changes.ask(call, sandbox, Kind.RECOVER)
 
     async def snapshot(self, call: Call, sandbox_id: str, name: str | None) -> Changed:
         """Save this moment until somebody deletes it; the sandbox goes on.  The operation names the snapshot."""
         sandbox = await self.get(call.principal, sandbox_id)
-        return await self._changes.ask(call, sandbox, Kind.SNAPSHOT, snapshot_name=name, name=name)
+        return await self.changes.ask(call, sandbox, Kind.SNAPSHOT, snapshot_name=name, name=name)
 
     async def fork(
         self,
@@ -132,7 +132,10 @@ class Sandboxes:
             raise InvalidRequest(f"count is 1 to {MAX_CHILDREN}", field="count", limit=MAX_CHILDREN)
         source = await self.get(call.principal, sandbox_id)
         facts = await self._node.facts()
-        change = await self._changes.describe(call, source, Kind.FORK, count=count)
+        wanted = count * source.resources.memory_mib
+        if self._pools is not None and facts.memory_available_mib < wanted:
+            await self._pools.give_way(wanted)
+        change = await self.changes.describe(call, source, Kind.FORK, count=count)
         children = [
             creation.child(
                 call,
@@ -148,7 +151,7 @@ class Sandboxes:
             )
             for _ in range(count)
         ]
-        return await self._changes.fork(change, children)
+        return await self.changes.fork(change, children)
 
     # Snapshots
 
@@ -211,7 +214,7 @@ class Sandboxes:
     # Inside
 
     async def _change(self, call: Call, sandbox_id: str, kind: Kind) -> Changed:
-        return await self._changes.ask(call, await self.get(call.principal, sandbox_id), kind)
+        return await self.changes.ask(call, await self.get(call.principal, sandbox_id), kind)
 
     async def _create(self, call: Call, spec: SandboxSpec, origin: Snapshot | None) -> tuple[Sandbox, Operation]:
         made = await self._creation(call, spec, origin)
@@ -270,4 +273,4 @@ class Sandboxes:
         return Room(memory_mib=node.memory_mib, machines=self._max_machines)
 
     def _now(self) -> datetime:
-        return self._changes.now()
+        return self.changes.now()

@@ -11,7 +11,6 @@ from space.control.accounts import Accounts
 from space.control.activity import Activity
 from space.control.audit import Audit
 from space.control.awake import Awake
-from space.control.changes import Changes
 from space.control.commands import Commands
 from space.control.files import Files
 from space.control.idempotency import Idempotency
@@ -71,7 +70,7 @@ async def command_plane(directory: Path, *, is_observed: bool = True, **options:
         if started.cli_token is not None:
             (directory / "cli").write_text(started.cli_token)
         activity = Activity(store, clock)
-        awake = Awake(store, clock, Changes(store, node, clock, plane.worker), plane.operations, activity)
+        awake = Awake(store, clock, plane.sandboxes.changes, plane.operations, activity)
         commands = Commands(store, node, clock, tokens=tokens, activity=activity, awake=awake)
         files = Files(store, node, clock, awake)
         parts = CommandPlane(

@@ -113,6 +113,10 @@ class FakeNode:
         """Count the calls that are still to fail."""
         return len(self._failing.get(method, ()))
 
+    def has_failed(self, method: str) -> bool:
+        """Whether all that was to fail has."""
+        return not self.failures_left(method)
+
     def is_stopped(self, sandbox_id: SandboxId) -> bool:
         return sandbox_id in self.stopped
 
