@@ -203,7 +203,7 @@ async def test_sandboxes_and_killed_nodes_leave_nothing_behind(
             tasks.start_soon(one)
             tasks.start_soon(one)
         await eventually(lambda: len(node._slots._ready) == AHEAD)
-        await node._machines.sweep()
+        await node._upkeep.sweep()
         after = census(directory, instance_id)
         spare = after.pop("namespaces")
         assert isinstance(spare, int)
