@@ -48,6 +48,14 @@ import sqlite3
 print(*(cycle for cycle, in sqlite3.connect("/home/user/rows.db").execute("select cycle from rows order by rowid")))
 """
 
+#: One process is held back by its own limit; several, and shared memory, are more than the machine has.
+HOG = """
+head -c 60M /dev/zero > /dev/shm/hog
+for each in 1 2 3 4; do python3 -c "hog = []
+while True: hog.append(b'x' * 1000000)" & done
+sleep 600
+"""
+
 
 def python(sandbox: Sandbox, program: str, *arguments: str) -> str:
     """Run a program in the guest; return what it printed."""
@@ -173,7 +181,7 @@ def test_a_sandbox_that_ran_out_of_memory_comes_back_with_its_files(instance: In
         sandbox.files.write("/home/user/kept", b"kept")
         sandbox.suspend()
         sandbox.wake()
-        hog = sandbox.start(["python3", "-c", "hog = []\nwhile True: hog.append(b'x' * 1000000)"], detached=True)
+        hog = sandbox.start(["sh", "-c", HOG], detached=True)
         settled(sandbox, "failed")
         assert sandbox.info.reason == "oom"
         assert sandbox.info.restorable
