@@ -121,7 +121,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, templates_dir: Path) -> Ite
     [
         (("command", "--n", "3"), {"python_ratio"}),
         (("output", "--n", "1", "--mib", "8"), {"mb_per_s", "server_rss_peak_mib"}),
-        (("create", "--n", "2"), {"control_plane_share_ms", "node_p50_ms", "bare_restore_p50_ms"}),
+        (("create", "--n", "2"), {"control_plane_share_ms", "node_p50_ms", "bare_run_p50_ms"}),
         (("suspend", "--n", "2"), {"total_p50_ms", "bytes_read", "bytes_new", "bytes_uploaded"}),
         (("wake", "--n", "2"), {"first_command_p50_ms"}),
         (("fork", "--n", "1", "--children", "2"), {"total_p50_ms", "checkpoint_p50_ms"}),
