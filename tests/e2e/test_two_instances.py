@@ -1,11 +1,13 @@
 """One instance suspends a sandbox and another wakes it, which has nothing of it but its record and the bucket."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from tests.e2e.instance import Instance
 from tests.e2e.record import move
+from tests.storage.objects.s3 import BUCKET, s3_server
 
 from space.sdk import Command, Output, Sandbox
 
@@ -15,10 +17,16 @@ COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done"
 SCOPES = ["sandboxes:read", "sandboxes:write", "commands:run", "files:read", "files:write"]
 
 
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[Mapping[str, str]]:
+    with s3_server(tmp_path / "s3") as environment:
+        yield environment
+
+
 def test_another_instance_wakes_what_one_suspended_into_the_same_bucket(
-    make_instance: Callable[..., Instance], s3_environment: Mapping[str, str], s3_url: str
+    make_instance: Callable[..., Instance], s3: Mapping[str, str]
 ) -> None:
-    settings = {**s3_environment, "SPACE_OBJECT_STORE_URL": s3_url}
+    settings = {**s3, "SPACE_OBJECT_STORE_URL": f"s3://{BUCKET}/snapshots"}
     first, second = make_instance(**settings), make_instance(**settings)
     with second.client() as client, Sandbox.create("base", client=client) as other:
         other.suspend()  # so that it has a node, a project and a key of its own
