@@ -36,6 +36,13 @@ import socket
 with socket.create_connection(("127.0.0.1", 7000), timeout=10) as connection:
     print(connection.recv(100).decode())
 """
+IDENTITY = """
+import os, pathlib, socket, uuid
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+probe.connect(("192.0.2.1", 9))  # sends nothing
+machine = pathlib.Path("/etc/machine-id").read_text().strip()
+print(socket.gethostname(), probe.getsockname()[0], machine, uuid.uuid4(), os.urandom(16).hex())
+"""
 ADD_ROW = """
 import sqlite3, sys
 database = sqlite3.connect("/home/user/rows.db")
@@ -208,11 +215,10 @@ def test_a_fork_says_per_child_what_happened(instance: Instance) -> None:
         assert [type(error) for error in errors] == [RateLimitedError] * 2
         counts = [int(python(child, ASK)) for child in made]
         assert all(counts), "the counter goes on in each of them"
-        identities = {
-            child.exec("cat /proc/sys/kernel/random/uuid; head -c 16 /dev/urandom | od -An -tx1; hostname").stdout
-            for child in [sandbox, *made]
-        }
-        assert len(identities) == 4, "they share no randomness"
+        identities = [python(each, IDENTITY).split() for each in [sandbox, *made]]
+        assert [identity[0] for identity in identities] == [each.id for each in [sandbox, *made]]
+        for kind in zip(*identities, strict=True):
+            assert len(set(kind)) == 4, f"they share neither name, address nor randomness, but here {kind}"
         assert sandbox.refresh().state == "running"
         assert counter.info().state == "running"
         first = int(python(sandbox, ASK))
