@@ -2,11 +2,12 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.instance import Instance
 
 from space.cli.bench.child import Child
 from space.cli.bench.warm import WarmPool
@@ -26,7 +27,7 @@ def place() -> Iterator[dict[str, Any]]:
             yield child.ask()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def client(place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setenv("SPACE_API_URL", place["url"])
     monkeypatch.setenv("SPACE_API_TOKEN", place["token"])
@@ -38,6 +39,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.usefixtures("client")
 def test_a_pool_is_set_listed_and_deleted(capsys: pytest.CaptureFixture[str]) -> None:
     assert enter(["pool", "set", "base", "1", "--max", "3", "--memory", "256", "-o", "json"]) == 0
     pool = said(capsys)
@@ -58,6 +60,7 @@ def test_a_pool_is_set_listed_and_deleted(capsys: pytest.CaptureFixture[str]) ->
     assert said(capsys) == {"items": []}
 
 
+@pytest.mark.usefixtures("client")
 def test_what_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert enter(["pool", "delete", "nosuch", "-o", "json"]) == 1
     assert json.loads(capsys.readouterr().err)["error"]["code"] == "not_found"
@@ -82,3 +85,45 @@ def test_a_measurement_s_pool_fills_serves_and_leaves_the_pools_that_were_there(
     with WarmPool(client, 1, memory_mib=64):
         pass
     assert client.get("/v1/pools")["items"] == []
+
+
+@pytest.mark.root
+def test_warm_machines_outlive_a_killed_server_and_go_with_the_setting(tmp_path: Path, templates_dir: Path) -> None:
+    instance = Instance(tmp_path / "space", templates_dir, {"SPACE_POOLS": "base=2"})
+    try:
+        instance.up()
+        ready(instance, 2)
+        machines = set(instance.machine_pids())
+        assert len(machines) == 2
+        instance.kill_9()
+        instance.up()
+        ready(instance, 2)
+        assert set(instance.machine_pids()) == machines
+        with instance.client() as client, Sandbox.create(client=client) as sandbox:
+            assert sandbox.exec(["cat", "/etc/hostname"]).exit_code == 0
+            assert ready(instance, 2)["hits"] == 1
+            instance.space("down")
+            instance.up(SPACE_POOLS="")
+            until(lambda: len(instance.machine_pids()) == 1)  # the sandbox stays
+            assert sandbox.exec(["true"]).exit_code == 0
+            assert json.loads(instance.space("pool", "list", "-o", "json").stdout) == {"items": []}
+    finally:
+        instance.remove()
+
+
+def ready(instance: Instance, count: int) -> dict[str, Any]:
+    """Wait until the only pool has so many machines ready."""
+
+    def pool() -> dict[str, Any]:
+        (found,) = json.loads(instance.space("pool", "list", "-o", "json").stdout)["items"]
+        return dict(found)
+
+    until(lambda: pool()["ready"] == count)
+    return pool()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
