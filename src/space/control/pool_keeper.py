@@ -7,21 +7,20 @@ control plane keeps the pools of a node.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
 from space.control.identity import new_id
 from space.control.pool_demand import Figures, Wish, share_out, wanted
+from space.control.pool_endings import PoolEndings
+from space.control.pool_starts import PoolStarts
 from space.core.errors import NotFound, SpaceError
 from space.core.ids import PooledId
-from space.core.lifecycle import Kind
 from space.core.node import NodeFacts
-from space.core.pool import Pool, PooledMachine, PooledState, PoolKey, PoolOrder
+from space.core.pool import Pool, PooledMachine, PooledState, PoolKey
 from space.core.ports import Clock, NodeClient, Templates
 from space.core.store import Store
-from space.host.failpoint import failpoint
 
 log = structlog.get_logger(__name__)
 
@@ -30,25 +29,7 @@ _QUIET_SECONDS = 0.25  # after a create, so that its first command is not slowed
 _YIELD_SECONDS = 3.0  # creates hold a refill up for so long, not for ever: else each of a stream of them would miss
 _LOOK_SECONDS = 0.05  # between two looks at whether creates are under way
 _IDLE_SECONDS = 5.0  # without a create, after which machines start two at a time
-_RETRY_SECONDS = (1.0, 60.0)  # first and longest pause after a machine that did not start
 _GIVE_WAY_SECONDS = 5.0  # after room was made for a create, until machines may take it again
-
-
-@dataclass(slots=True)
-class _Failing:
-    """A kind of machine that does not start."""
-
-    reason: str
-    count: int
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """The machines of one kind."""
-
-    ready: int = 0
-    starting: int = 0
 
 
 class PoolKeeper:
@@ -72,12 +53,12 @@ class PoolKeeper:
         self._pools = pools
         self._budget_mib = budget_mib
         self._busy = busy  #: how many creates are under way
+        self._changed = asyncio.Event()
         self._figures: dict[PoolKey, Figures] = {}
-        self._failing: dict[PoolKey, _Failing] = {}
+        self._endings = PoolEndings(store, node)
+        self._starts = PoolStarts(store, node, clock, parked=self._parked, ended=self._changed.set)
         self._short: dict[PoolKey, str] = {}  # why a kind has fewer machines than wanted
         self._ready: Counter[PoolKey] = Counter()  # parked machines, as far as is known without asking
-        self._parking: dict[PooledId, PooledMachine] = {}  # what a task of ours brings up
-        self._changed = asyncio.Event()
         self._last_create = -_IDLE_SECONDS
         self._no_starts_before = 0.0
         self._tasks: asyncio.TaskGroup | None = None
@@ -86,7 +67,7 @@ class PoolKeeper:
 
     def wake(self) -> None:
         """Let a round begin now, and try again what failed before."""
-        self._failing.clear()
+        self._starts.forgive()
         self._changed.set()
 
     def created(self, key: PoolKey, *, is_hit: bool) -> None:
@@ -113,8 +94,7 @@ class PoolKeeper:
 
     def reason(self, key: PoolKey) -> str | None:
         """Say why a kind has fewer machines than wanted, if it is known."""
-        failing = self._failing.get(key)
-        return failing.reason if failing is not None else self._short.get(key)
+        return self._starts.why_not(key) or self._short.get(key)
 
     def budget_mib(self, facts: NodeFacts) -> int:
         """Return how much memory parked machines may be promised in all; by default half of what sandboxes may use."""
@@ -135,8 +115,7 @@ class PoolKeeper:
         for row in rows:
             if ended and free >= memory_mib:
                 break
-            if await self._store.pools.retire(row.id):
-                await self._remove(row)
+            if await self._endings.retire(row, "makes way"):
                 free += row.key.resources.memory_mib
                 ended += 1
         log.info("pool.gave_way", machines=ended, memory_mib=memory_mib)
@@ -158,7 +137,7 @@ class PoolKeeper:
                         log.warning("pool.round_failed", error=error.message)
                     except Exception as error:
                         log.error("pool.round_failed", error=repr(error))
-                    await self._wait(self._pause())
+                    await self._wait(self._starts.next_try(_ROUND_SECONDS))
             finally:
                 self._tasks = None
 
@@ -169,11 +148,6 @@ class PoolKeeper:
         while now < latest and (self._busy() or now - self._last_create < _QUIET_SECONDS):
             await self._clock.sleep(_LOOK_SECONDS)
             now = self._clock.monotonic()
-
-    def _pause(self) -> float:
-        now = self._clock.monotonic()
-        waits = [failing.until - now for failing in self._failing.values()]
-        return min([_ROUND_SECONDS, *(wait for wait in waits if wait > 0)])
 
     async def _wait(self, seconds: float) -> None:
         """Return when something changed, or after so long."""
@@ -188,17 +162,16 @@ class PoolKeeper:
         """Do one round: remove what is not wanted, and begin to start what is missing."""
         facts = await self._node.facts()
         pools = await self._kinds(facts)
-        parking = dict(self._parking)  # before the rows are read: such a task may end meanwhile
+        parking = dict(self._starts.under_way)  # before the rows are read: such a task may end meanwhile
         before = frozenset(await self._node.parked())
         rows = await self._rows(facts, parking)
-        after = frozenset(await self._node.parked())
+        running = frozenset(await self._node.parked())  # after the rows were read: what they call parked runs
         for pooled_id in before - {row.id for row in rows}:  # its row was there before it: nobody waits for it
-            log.info("pool.stranger_retired", machine=pooled_id)
-            await self._node.retire(pooled_id)
-        kept = [row for row in rows if await self._keeps(row, pools, facts, before, after)]
+            await self._endings.stranger(pooled_id)
+        kept = [row for row in rows if await self._endings.keeps(row, pools, facts, running)]
         for key in [key for key in self._figures if key not in pools]:
             del self._figures[key]
-            self._failing.pop(key, None)
+            self._starts.forgive(key)
         for key in pools:
             self._figures.setdefault(key, Figures())
         targets = self._targets(pools, facts)
@@ -206,7 +179,7 @@ class PoolKeeper:
         self._ready = Counter(row.key for row in kept if row.state is PooledState.PARKED)
         for row in kept:
             if row.state is PooledState.STARTING and row.id not in parking:  # of a server that has died
-                self._start_task(row)
+                self._start(row)
         self._fill(kept, targets, facts)
 
     async def _rows(self, facts: NodeFacts, parking: Mapping[PooledId, PooledMachine]) -> Sequence[PooledMachine]:
@@ -238,52 +211,6 @@ class PoolKeeper:
             return None
         return PoolKey(template_digest=template.digest, runtime=pool.runtime, resources=pool.resources)
 
-    async def _keeps(
-        self,
-        row: PooledMachine,
-        pools: Mapping[PoolKey, Pool],
-        facts: NodeFacts,
-        before: Collection[PooledId],
-        after: Collection[PooledId],
-    ) -> bool:
-        """Whether this row is one of a pool's machines; what is none is brought to its end."""
-        match row.state:
-            case PooledState.BOUND:
-                await self._look_after_bound(row, after)
-                return False
-            case PooledState.RETIRED:
-                await self._remove(row)
-                return False
-            case PooledState.PARKED:
-                is_good = row.id in after
-            case PooledState.STARTING:
-                is_good = True
-        if is_good and row.key in pools and row.node_epoch == facts.epoch:
-            return True
-        if await self._store.pools.retire(row.id):
-            log.info("pool.machine_retired", machine=row.id, runs=is_good)
-            failpoint("pool.after_retire")
-            await self._remove(row)
-        return False
-
-    async def _look_after_bound(self, row: PooledMachine, after: Collection[PooledId]) -> None:
-        """Forget a claim that was used; end the machine if its sandbox went away before that."""
-        if row.id in after:
-            sandbox = None if row.sandbox_id is None else await self._store.sandboxes.find(row.sandbox_id)
-            if sandbox is not None and sandbox.held_kind is Kind.CREATE:
-                return
-        await self._remove(row)
-
-    async def _remove(self, row: PooledMachine) -> None:
-        """End a machine that nobody can claim any more, and forget it."""
-        try:
-            await self._node.retire(row.id)
-        except SpaceError as error:
-            log.warning("pool.not_removed", machine=row.id, error=error.message)
-            return  # its row says so: the next round tries again
-        failpoint("pool.after_removal")
-        await self._store.pools.forget(row.id)
-
     def _targets(self, pools: Mapping[PoolKey, Pool], facts: NodeFacts) -> Mapping[PoolKey, int]:
         """Share the memory out among the pools."""
         wishes = [
@@ -306,9 +233,7 @@ class PoolKeeper:
         for row in sorted(rows, key=lambda row: row.state is PooledState.STARTING):
             is_surplus = row.state is PooledState.PARKED and counts[row.key] >= targets[row.key]
             if is_surplus:
-                if await self._store.pools.retire(row.id):
-                    log.info("pool.surplus_retired", machine=row.id)
-                    await self._remove(row)
+                await self._endings.retire(row, "surplus")
                 continue
             counts[row.key] += 1
             kept.append(row)
@@ -317,15 +242,11 @@ class PoolKeeper:
     def _fill(self, rows: Sequence[PooledMachine], targets: Mapping[PoolKey, int], facts: NodeFacts) -> None:
         """Begin to start what is missing, the emptiest pool first."""
         now = self._clock.monotonic()
-        places = (2 if now - self._last_create >= _IDLE_SECONDS else 1) - len(self._parking)
+        places = (2 if now - self._last_create >= _IDLE_SECONDS else 1) - len(self._starts.under_way)
         counts = {key: sum(row.key == key for row in rows) for key in targets}
         free = facts.memory_available_mib
         while places > 0 and now >= self._no_starts_before:
-            missing = [
-                key
-                for key, target in targets.items()
-                if counts[key] < target and (key not in self._failing or self._failing[key].until <= now)
-            ]
+            missing = [key for key, target in targets.items() if counts[key] < target and self._starts.may_start(key)]
             if not missing:
                 return
             key = min(missing, key=lambda key: counts[key] / targets[key])
@@ -342,51 +263,18 @@ class PoolKeeper:
                 state=PooledState.STARTING,
                 created_at=self._clock.now(),
             )
-            self._start_task(row, is_new=True)
+            self._start(row, is_new=True)
             counts[key] += 1
             free -= memory
             places -= 1
 
-    # One machine
+    # Starts
 
-    def _start_task(self, row: PooledMachine, *, is_new: bool = False) -> None:
+    def _start(self, row: PooledMachine, *, is_new: bool = False) -> None:
         if self._tasks is not None:
-            self._parking[row.id] = row
-            self._tasks.create_task(self._start(row, is_new=is_new))
+            self._starts.begin(self._tasks, row, is_new=is_new)
 
-    async def _start(self, row: PooledMachine, *, is_new: bool) -> None:
-        try:
-            if is_new:
-                await self._store.pools.add(row)
-                failpoint("pool.after_add")
-            await self._park(row)
-        except Exception as error:  # the store; the next round finds the row
-            log.error("pool.machine_not_recorded", machine=row.id, error=repr(error))
-            self._fail(row.key, "the machine could not be recorded")
-        finally:
-            self._parking.pop(row.id, None)
-            self._changed.set()
-
-    async def _park(self, row: PooledMachine) -> None:
-        began = self._clock.monotonic()
-        try:
-            await self._node.park(PoolOrder(id=row.id, key=row.key))
-        except Exception as error:
-            message = error.message if isinstance(error, SpaceError) else "an unexpected failure of the node"
-            self._fail(row.key, message)
-            log.warning("pool.machine_not_started", machine=row.id, error=repr(error))
-            await self._store.pools.retire(row.id)  # the next round removes it
-            return
-        failpoint("pool.after_park")
-        self._failing.pop(row.key, None)
-        seconds = self._clock.monotonic() - began
-        if await self._store.pools.parked(row.id, at=self._clock.now()):
-            self._ready[row.key] += 1
-            if row.key in self._figures:
-                self._figures[row.key].refilled(seconds)
-
-    def _fail(self, key: PoolKey, reason: str) -> None:
-        first, longest = _RETRY_SECONDS
-        count = self._failing[key].count + 1 if key in self._failing else 1
-        pause = min(longest, first * 2 ** min(count - 1, 10))
-        self._failing[key] = _Failing(reason, count, self._clock.monotonic() + pause)
+    def _parked(self, key: PoolKey, seconds: float) -> None:
+        self._ready[key] += 1
+        if key in self._figures:
+            self._figures[key].refilled(seconds)
