@@ -1,9 +1,12 @@
 import io
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.responses import PlainTextResponse, Response
 from tests.sdk.scripted_server import SANDBOX, TOKEN, Cut, Script, ScriptedServer, error, serving
@@ -238,3 +241,16 @@ def test_lists_of_a_sandbox_are_whole() -> None:
         assert len(sandbox.processes()) == 5
         assert [event.seq for event in sandbox.timeline()] == [0, 1, 2, 3, 4]
         assert [event.seq for event in sandbox.timeline(limit=3)] == [0, 1, 2]
+
+
+def test_threads_that_begin_together_share_one_pool_of_connections() -> None:
+    with serving(Script()) as server, connected(server) as client:
+        gate = threading.Barrier(8)
+
+        def ask() -> httpx.Client:
+            gate.wait()
+            return client.transport._client(server.url)
+
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda _: ask(), range(8)))
+        assert len({id(one) for one in found}) == 1

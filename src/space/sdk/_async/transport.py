@@ -125,12 +125,14 @@ class AsyncTransport:
 
     def _client(self, url: str) -> httpx.AsyncClient:
         scheme = urlsplit(url).scheme
-        if scheme not in self._clients:
-            self._clients[scheme] = httpx.AsyncClient(
+        found = self._clients.get(scheme)
+        if found is None:
+            made = httpx.AsyncClient(
                 transport=self._transport
                 or httpx.AsyncHTTPTransport(
                     verify=http.tls_context(url), limits=http.LIMITS, socket_options=http.socket_options()
                 ),
                 headers={"User-Agent": http.user_agent()},
             )
-        return self._clients[scheme]
+            found = self._clients.setdefault(scheme, made)  # another thread may have been quicker
+        return found

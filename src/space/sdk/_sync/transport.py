@@ -124,12 +124,14 @@ class Transport:
 
     def _client(self, url: str) -> httpx.Client:
         scheme = urlsplit(url).scheme
-        if scheme not in self._clients:
-            self._clients[scheme] = httpx.Client(
+        found = self._clients.get(scheme)
+        if found is None:
+            made = httpx.Client(
                 transport=self._transport
                 or httpx.HTTPTransport(
                     verify=http.tls_context(url), limits=http.LIMITS, socket_options=http.socket_options()
                 ),
                 headers={"User-Agent": http.user_agent()},
             )
-        return self._clients[scheme]
+            found = self._clients.setdefault(scheme, made)  # another thread may have been quicker
+        return found
