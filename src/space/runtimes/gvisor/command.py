@@ -17,7 +17,7 @@ ID = re.compile(r"[a-z0-9]{35}")
 #: namespace and refuses (google/gvisor#10704; trap 1).  Can go with a runsc from after 2024-08.
 HIDDEN = ("/proc/sys/net",)
 #: Never `exec`: a checkpoint during one succeeds and cannot be restored (trap 3); all goes through the agent.
-VERBS = frozenset({"run", "restore", "kill", "pause", "resume", "checkpoint", "--version"})
+VERBS = frozenset({"run", "restore", "kill", "checkpoint", "--version"})
 #: Without `-leave-running` a checkpoint that fails kills the machine (trap 2).
 CHECKPOINT = ("checkpoint", "-leave-running", "-compression=none")
 ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nonexistent"}
@@ -72,6 +72,10 @@ class Runsc:
             raise ValueError(f"runsc {command[0]} is not called from here; see the traps above")
         argv = self.argv(*command, log=log, filestore=filestore, flags=flags)
         return await run(argv, env=ENV, timeout=timeout, pass_fds=pass_fds, hidden=HIDDEN, read_only=read_only)
+
+    def control_socket(self, machine_id: str) -> Path:
+        """Return where the machine's sentry listens; see `sentry.py`."""
+        return self.root / f"runsc-{machine_id}.sock"
 
     def files_of(self, machine_id: str) -> Sequence[Path]:
         """Return runsc's own files of a machine: state, lock, control socket."""

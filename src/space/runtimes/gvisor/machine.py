@@ -16,8 +16,9 @@ from space.host.failpoint import failpoint
 from space.host.process import ProcessFailed, pidfd_exited, process_is
 from space.host.reaper import collect, collect_by_pidfd, owned
 from space.host.stream import SocketStream
-from space.runtimes.gvisor import checkpoint
+from space.runtimes.gvisor import checkpoint, sentry
 from space.runtimes.gvisor.command import Runsc
+from space.runtimes.gvisor.sentry import SentryRefused
 
 CONNECT_SECONDS = 1.0
 
@@ -56,21 +57,19 @@ class GVisorMachine:
         return self._exit is not None or not process_is(self._handle.pid, self._handle.pid_start_time)
 
     async def pause(self) -> None:
-        await self._command("pause")
+        await self._ask("containerManager.Pause")
 
     async def resume(self) -> None:
-        await self._command("resume")
+        await self._ask("containerManager.Resume")
 
-    async def _command(self, verb: str) -> None:
-        """Run `runsc pause` or `resume`; done already is no error."""
+    async def _ask(self, method: str) -> None:
+        """Have the sentry do something that it may have done already."""
         if self.has_ended:
             raise GuestUnreachable(f"machine {self.machine_id} has ended")
         try:
-            await self._runsc.call(verb, self.machine_id)
-        except ProcessFailed as error:
-            done = {"pause": "cannot pause container", "resume": "cannot resume container"}[verb]
-            if done not in error.stderr:
-                raise
+            await sentry.call(self._runsc.control_socket(self.machine_id), method)
+        except SentryRefused as error:
+            raise RuntimeFailed(f"machine {self.machine_id} does not do {method}: {error}") from error
 
     async def snapshot(self, into: Path) -> None:
         if self.has_ended:
