@@ -1,5 +1,6 @@
 """Talking with a sentry: it belongs to a guest, so whatever it answers is bounded and read with care."""
 
+import contextlib
 import json
 import os
 import socket
@@ -98,7 +99,7 @@ async def test_what_is_no_answer_is_a_failure(answering: Callable[[Answer], Path
 
 async def test_a_sentry_cannot_fill_our_memory(answering: Callable[[Answer], Path]) -> None:
     def answer(link: socket.socket, question: dict[str, object], fds: list[int]) -> None:
-        with pytest.raises(OSError):  # noqa: PT011  whichever way it learns that nobody listens
+        with contextlib.suppress(OSError):  # it learns that nobody listens any more
             while True:
                 link.sendall(b"{" * MAX_ANSWER)
 
