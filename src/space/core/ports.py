@@ -3,7 +3,7 @@
 Words: a *sandbox* is a durable row; a *machine* is the running thing, one incarnation of a sandbox, named by
 `MachineRef(sandbox_id, generation)`.  A *runtime* isolates machines on this host.  A *node* is a host: it owns
 machines, the channel to their guest agents and the journals of their commands.  The *store* holds what lasts; its
-port is in `core/store.py`.
+port is in `core/store/`.
 
 The law: rows are committed before a node is called; every node method is idempotent; a node refuses a generation
 older than the highest that it has seen (`StaleGeneration`).  Implementations live in `runtimes/`, `node/` and, as

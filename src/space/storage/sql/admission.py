@@ -1,14 +1,13 @@
 """The transactions that admit a change: sandbox, operation, event, audit entry and idempotency link together."""
 
 from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import assert_never
 
 from space.core.errors import FailedPrecondition, NotFound, SpaceError, StaleVersion
 from space.core.ids import SnapshotId
 from space.core.lifecycle import RULES, Admission, Kind, State, admit
 from space.core.operation import Operation, Status
-from space.core.sandbox import OnIdle, Sandbox
+from space.core.sandbox import Sandbox
 from space.core.snapshot import SnapshotState
 from space.core.store import Change, Changed, Creation, Fork, Forked
 from space.storage.sql import (
@@ -16,14 +15,13 @@ from space.storage.sql import (
     events,
     forks,
     idempotency,
+    idleness,
     operation_rows,
     pools,
     quota,
     sandbox_rows,
     snapshot_rows,
 )
-from space.storage.sql.idleness import idle_at
-from space.storage.sql.values import milliseconds
 from space.storage.sql.writer import Tx
 
 
@@ -89,7 +87,7 @@ def change(tx: Tx, request: Change) -> Changed:
     sandbox = sandbox_rows.select(tx, request.sandbox_id)
     if sandbox is None or sandbox.project_id != request.project_id:
         raise NotFound(f"sandbox {request.sandbox_id} does not exist")
-    if request.overdue is not None and not _is_overdue(tx, sandbox, request):
+    if request.overdue is not None and not idleness.is_overdue(tx, sandbox, request):
         raise StaleVersion(f"sandbox {sandbox.id} was used, extended or changed meanwhile")
     holder = (sandbox.held_by, sandbox.held_kind) if sandbox.held_by and sandbox.held_kind else None
     admission = admit(request.kind, sandbox.state, held_by=holder)
@@ -105,27 +103,6 @@ def change(tx: Tx, request: Change) -> Changed:
     audit.append(tx, request.audit)
     idempotency.link(tx, request.idempotency, changed.operation.id, at=request.at)
     return changed
-
-
-def _is_overdue(tx: Tx, sandbox: Sandbox, request: Change) -> bool:
-    """Look again: what was found overdue may have been extended, changed or used since; a command counts as use."""
-    if request.overdue == "expired":
-        return sandbox.expires_at is not None and sandbox.expires_at <= request.at
-    if request.kind is Kind.DELETE and sandbox.auto_lifecycle.on_idle is not OnIdle.DELETE:
-        return False
-    idle = idle_at(sandbox)
-    if idle is None or idle > milliseconds(request.at) or sandbox.held_by is not None:
-        return False
-    return not _had_command_since(tx, sandbox, request.at - timedelta(seconds=sandbox.auto_lifecycle.idle_seconds))
-
-
-def _had_command_since(tx: Tx, sandbox: Sandbox, time: datetime) -> bool:
-    since = milliseconds(time)
-    command = tx.row(
-        "SELECT 1 FROM processes WHERE sandbox_id = ? AND (created_at > ? OR start_requested_at > ?) LIMIT 1",
-        (sandbox.id, since, since),
-    )
-    return command is not None
 
 
 def _start(tx: Tx, request: Change, sandbox: Sandbox) -> Changed:

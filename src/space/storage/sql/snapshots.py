@@ -176,6 +176,10 @@ def _begin_collection(tx: Tx, project_id: str, until: int, now: int) -> list[byt
         raise Unavailable(
             f"the chunks of project {project_id} are being collected already", retry_after=(row[0] - now) / 1000
         )
-    tx.execute("UPDATE snapshot_collections SET until = ? WHERE project_id = ?", (until, project_id))
+    tx.execute(  # also for a project without snapshots: its first one may come while chunks of others are looked at
+        "INSERT INTO snapshot_collections (project_id, until) SELECT id, ? FROM projects WHERE id = ?"
+        " ON CONFLICT (project_id) DO UPDATE SET until = excluded.until",
+        (until, project_id),
+    )
     rows = tx.execute("SELECT pins FROM snapshots WHERE project_id = ? AND pins IS NOT NULL", (project_id,)).fetchall()
     return [row[0] for row in rows]

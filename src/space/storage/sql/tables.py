@@ -180,6 +180,7 @@ snapshots = Table(
     Column("ready_at", BigInteger),
     Column("pins", LargeBinary),  # digests of its chunks, one after the other; last, because it may be large
     Index("snapshots_by_project", "project_id", "id"),
+    Index("snapshots_by_purpose", "project_id", "purpose", "id"),
     Index("snapshots_by_sandbox", "sandbox_id", "id"),
     Index("snapshots_by_state", "state", "id"),
 )

@@ -203,6 +203,13 @@ class SnapshotConformance:
         await store.snapshots.end_collection(PROJECT)
         await store.snapshots.pin(snapshot_id, A, now=START + 9 * SECOND)
 
+    async def test_a_projects_first_snapshot_waits_for_a_collection_too(self, store: Store) -> None:
+        await store.snapshots.begin_collection(PROJECT, until=START + 10 * SECOND, now=START)
+        changed = await store.sandboxes.change(change(await a_running(store), Kind.SUSPEND))
+        assert changed.operation.snapshot_id is not None
+        with pytest.raises(Unavailable):
+            await store.snapshots.pin(changed.operation.snapshot_id, A, now=START)
+
     async def test_a_collector_that_died_holds_nobody_up_for_ever(self, store: Store) -> None:
         changed = await store.sandboxes.change(change(await a_running(store), Kind.SUSPEND))
         assert changed.operation.snapshot_id is not None

@@ -72,6 +72,7 @@ def _create_snapshots() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     _create_index("snapshots_by_project", "snapshots", ["project_id", "id"])
+    _create_index("snapshots_by_purpose", "snapshots", ["project_id", "purpose", "id"])
     _create_index("snapshots_by_sandbox", "snapshots", ["sandbox_id", "id"])
     _create_index("snapshots_by_state", "snapshots", ["state", "id"])
     op.create_table(
