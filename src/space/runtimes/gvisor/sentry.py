@@ -42,7 +42,8 @@ def _call(path: Path, question: dict[str, Any], fds: Sequence[int], timeout: flo
         link.settimeout(timeout)
         data = json.dumps(question).encode()
         sent = socket.send_fds(link, [data], list(fds)) if fds else link.send(data)
-        link.sendall(data[sent:])
+        if sent < len(data):
+            link.sendall(data[sent:])
         answer = _object(link)
     if answer.get("success") is not True:
         raise SentryRefused(str(answer.get("err", ""))[:2000])
