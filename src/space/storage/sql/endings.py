@@ -110,5 +110,4 @@ def _settle_processes(tx: Tx, before: Sandbox, sandbox: Sandbox, operation: Oper
         snapshot = snapshot_rows.select(tx, operation.snapshot_id or "")
         if snapshot is None:
             raise AssertionError(f"sandbox {sandbox.id} was recovered from a snapshot that does not exist")
-        moment = milliseconds(snapshot.created_at)
-        handover.roll_back(tx, sandbox.id, sandbox.generation, to=moment, at=outcome.at)
+        handover.roll_back(tx, sandbox.id, sandbox.generation, snapshot, at=outcome.at)

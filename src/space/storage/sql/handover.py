@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from space.core.snapshot import Snapshot
 from space.storage.sql.values import milliseconds
 from space.storage.sql.writer import Tx
 
@@ -27,16 +28,21 @@ def hand_over(tx: Tx, sandbox_id: str, generation: int) -> None:
     tx.touch(*(row[0] for row in rows))
 
 
-def roll_back(tx: Tx, sandbox_id: str, generation: int, *, to: int, at: datetime) -> None:
-    """Bring back, on the machine of `generation`, what ran at the moment `to` and was lost since; the rest stays lost.
+def roll_back(tx: Tx, sandbox_id: str, generation: int, snapshot: Snapshot, *, at: datetime) -> None:
+    """Bring back, on the machine of `generation`, what ran at a snapshot's moment; what came later is lost.
 
-    An exit that was seen stays one: callers were told of it.
+    The moment is somewhere between asking for the snapshot and its end.  An exit that was seen in between stays:
+    nobody knows whether the machine saw it too.
     """
+    if snapshot.ready_at is None:
+        raise AssertionError(f"snapshot {snapshot.id} was never ready")
+    asked, ready = milliseconds(snapshot.created_at), milliseconds(snapshot.ready_at)
     rows = tx.execute(
-        "UPDATE processes SET state = 'running', generation = ?, reason = NULL, exited_at = NULL"
-        " WHERE sandbox_id = ? AND state IN ('running', 'lost') AND started_at <= ?"
-        " AND (exited_at IS NULL OR exited_at >= ?) RETURNING id",
-        (generation, sandbox_id, to, to),
+        "UPDATE processes SET state = 'running', generation = ?, exit_code = NULL, signal = NULL, reason = NULL,"
+        " exited_at = NULL WHERE sandbox_id = ? AND started_at <= ? AND ("
+        "state = 'running' OR (state = 'lost' AND exited_at >= ?) OR (state = 'exited' AND exited_at >= ?)"
+        ") RETURNING id",
+        (generation, sandbox_id, asked, asked, ready),
     ).fetchall()
     tx.touch(*(row[0] for row in rows))
     lose(tx, sandbox_id, generation - 1, reason=_ROLLED_BACK, at=at)
