@@ -76,14 +76,14 @@ class Instance:
         assert found is not None, "the server left no cli.json"
         return Client(api_url=found["api_url"], token=token or found["token"])
 
-    def machine_pids(self) -> list[int]:
-        """The sentries of this instance's sandboxes."""
+    def machine_pids(self, sandbox_id: str = "") -> list[int]:
+        """The sentries of this instance's machines, or of one sandbox's: others are warm, or a template's."""
         root = f"--root=/run/space/{self.tag}".encode()
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 line = path.read_bytes()
-                if root in line and b"\0boot\0" in line:
+                if root in line and b"\0boot\0" in line and sandbox_id.encode() in line:
                     found.append(int(path.parent.name))
         return found
 

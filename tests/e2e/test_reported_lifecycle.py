@@ -10,7 +10,17 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.e2e.instance import Instance
 
-from space.sdk import Client, FailedPreconditionError, Output, ProcessExited, RateLimitedError, Sandbox, SpaceError
+from space.sdk import (
+    Client,
+    FailedPreconditionError,
+    Output,
+    ProcessExited,
+    RateLimitedError,
+    RolledBack,
+    Sandbox,
+    SandboxLost,
+    SpaceError,
+)
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
@@ -172,14 +182,14 @@ def test_a_paused_sandbox_whose_machine_dies_is_failed_and_can_be_deleted(instan
     with instance.client() as client:
         sandbox = Sandbox.create("base", client=client)
         sandbox.pause()
-        (sentry,) = instance.machine_pids()
+        (sentry,) = instance.machine_pids(sandbox.id)
         os.kill(sentry, signal.SIGKILL)
         settled(sandbox, "failed")
         assert sandbox.info.reason
         assert not sandbox.info.restorable
         sandbox.kill()
         assert sandbox.refresh().state == "deleted"
-        assert instance.machine_pids() == []
+        assert instance.machine_pids(sandbox.id) == []
 
 
 def test_a_sandbox_that_ran_out_of_memory_comes_back_with_its_files(instance: Instance) -> None:
@@ -198,6 +208,56 @@ def test_a_sandbox_that_ran_out_of_memory_comes_back_with_its_files(instance: In
         assert sandbox.recover().state == "running"
         assert sandbox.id == before
         assert sandbox.files.read("/home/user/kept") == b"kept"
+
+
+def test_recovering_takes_a_process_back_and_its_stream_says_to_where(instance: Instance) -> None:
+    with instance.client() as client, Sandbox.create("base", client=client) as sandbox:
+        counter = sandbox.start(["python3", "-c", COUNTER], detached=True)
+        python(sandbox, ASK)
+        sandbox.suspend()
+        sandbox.wake()
+        lost_at = int(python(sandbox, ASK))
+        (sentry,) = instance.machine_pids(sandbox.id)
+        os.kill(sentry, signal.SIGKILL)
+        assert isinstance(list(counter.events())[-1], SandboxLost)
+        settled(sandbox, "failed")
+        sandbox.recover()
+        received, returned_to = b"", None
+        for event in sandbox.attach(counter.process_id).events():
+            if isinstance(event, RolledBack):
+                returned_to = event.stdout_offset
+                assert 0 < returned_to <= len(received)
+                received = received[:returned_to]
+            elif isinstance(event, Output):
+                assert event.offset == len(received)
+                received += event.data
+                if returned_to is not None and int(received.split()[-1]) > lost_at:
+                    break
+        seen = [int(line) for line in received.split()]
+        assert seen == list(range(1, len(seen) + 1)), "it goes on from where it returned to"
+        counter.kill()
+
+
+def test_a_stream_goes_on_over_a_restart_of_the_server_while_its_sandbox_sleeps(instance: Instance) -> None:
+    with instance.client() as client, Sandbox.create("base", client=client) as sandbox:
+        counter = sandbox.start(["python3", "-c", COUNTER], detached=True)
+        events: list[object] = []
+        reader = threading.Thread(target=lambda: events.extend(counter.events()))
+        reader.start()
+        python(sandbox, ASK)
+        sandbox.suspend()
+        instance.kill_9()
+        instance.up()
+        assert (sandbox.refresh().state, counter.info().state) == ("suspended", "running")
+        sandbox.wake()
+        reached = int(python(sandbox, ASK))
+        counter.kill()
+        reader.join(60)
+        assert not reader.is_alive()
+        seen = numbers(events)
+        assert seen == list(range(1, len(seen) + 1)), "every line once, in order"
+        assert len(seen) >= reached
+        assert isinstance(events[-1], ProcessExited)
 
 
 def test_a_fork_says_per_child_what_happened(instance: Instance) -> None:

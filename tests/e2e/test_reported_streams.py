@@ -85,7 +85,7 @@ def test_a_stream_ends_when_the_machine_dies(instance: Instance) -> None:
         command = sandbox.start(["sleep", "600"], detached=True)
         events = iter(command.events())
         next(events)
-        (sentry,) = instance.machine_pids()
+        (sentry,) = instance.machine_pids(sandbox.id)
         os.kill(sentry, signal.SIGKILL)
         killed = time.monotonic()
         last = list(events)[-1]
@@ -96,7 +96,7 @@ def test_a_stream_ends_when_the_machine_dies(instance: Instance) -> None:
             time.sleep(0.05)
         assert (found.state, found.reason) == ("failed", "killed")
         sandbox.kill()
-        assert instance.machine_pids() == []
+        assert instance.machine_pids(sandbox.id) == []
 
 
 def test_a_detached_command_does_not_hold_its_caller(sandbox: Sandbox) -> None:

@@ -173,6 +173,16 @@ def test_output_collects_both_streams_and_the_end() -> None:
     assert result.process_id == PROCESS
 
 
+def test_output_that_a_recovered_process_prints_again_is_there_once() -> None:
+    whole = journal([("stdout", b"one "), ("stdout", b"two ")])
+    back = (500, frame("rolled_back", {"stdout_offset": 4, "stderr_offset": 0}, 500))
+    again = (520, frame("stdout", {"data": "VFdPIA==", "offset": 4}, 520))
+    exited = (600, frame("process_exited", {"exit_code": 0, "signal": None, "reason": None}, 600))
+    script = Script(frames=[*whole[:3], back, again, exited])
+    with serving(script) as server, Client(server.url, TOKEN) as client:
+        assert Sandbox.create(client=client).start(["x"]).output().stdout == "one TWO "
+
+
 def test_a_busy_data_plane_is_asked_again() -> None:
     script = Script(frames=journal(OUTPUTS[:3]))
     with serving(script) as server, Client(server.url, TOKEN) as client:

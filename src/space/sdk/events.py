@@ -54,7 +54,7 @@ class ProcessExited:
 
 @dataclass(frozen=True, slots=True)
 class SandboxLost:
-    """The machine died; how the process ended is not known.  Nothing follows."""
+    """The machine died; how the process ended is not known.  Nothing follows, unless `recover` brings it back."""
 
     reason: str
     position: int | None = None

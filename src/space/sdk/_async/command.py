@@ -12,7 +12,7 @@ import httpx
 from space.sdk import http
 from space.sdk._async.transport import AsyncTransport
 from space.sdk.errors import ProtocolError, SandboxLostError, SpaceError, UnauthorizedError, UnreachableError
-from space.sdk.events import Event, Output, ProcessExited, ResyncRequired, SandboxLost, decode_event
+from space.sdk.events import Event, Output, ProcessExited, ResyncRequired, RolledBack, SandboxLost, decode_event
 from space.sdk.model import ExecResult, ProcessInfo
 from space.sdk.retry import Reconnection
 from space.sdk.sse import FrameParser, FrameTooLargeError
@@ -94,6 +94,9 @@ class AsyncCommand:
                 parts["stderr" if event.stream == "stderr" else "stdout"].append(event.data)
             elif isinstance(event, ResyncRequired):
                 lost = ["stdout", "stderr"]
+            elif isinstance(event, RolledBack) and not lost:  # it prints what came after these offsets again
+                for stream, offset in (("stdout", event.stdout_offset), ("stderr", event.stderr_offset)):
+                    parts[stream] = [b"".join(parts[stream])[:offset]]
         ended = await self.wait()
         return ExecResult(
             exit_code=ended.exit_code,
