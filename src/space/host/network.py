@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from space.core.errors import CapacityUnavailable
+from space.core.node import Slot
 from space.host import netns, nftables
 from space.host.instance import Instance
 from space.host.process import ProcessFailed, run
@@ -179,7 +180,7 @@ class Network:
         """Put back what runsc strips; False if the slot is not whole."""
         slot = self.slot(index)
         try:
-            await _ip(_guest_lines(slot), slot.netns)
+            await _ip(["addr flush dev eth0", *_guest_lines(slot)], slot.netns)  # with what `give_addresses` added
         except ProcessFailed:
             return False
         return True
@@ -237,6 +238,20 @@ def _guest_lines(slot: SlotNetwork) -> list[str]:
         f"addr replace {slot.guest_ip}/{slot.prefix_length} dev eth0",
         f"route replace default via {slot.gateway_ip} dev eth0",
     ]
+
+
+async def give_addresses(slot: Slot, further: Collection[str]) -> None:
+    """Put the guest's address back into its slot, where a machine has not started, with further ones beside it."""
+    own = SlotNetwork(
+        index=slot.index,
+        netns=slot.netns,
+        gateway_netns=slot.gateway_netns,
+        guest_ip=slot.guest_ip,
+        gateway_ip=slot.gateway_ip,
+        prefix_length=slot.prefix_length,
+    )
+    beside = [f"addr replace {address}/32 dev eth0" for address in further if address != slot.guest_ip]
+    await _ip([*_guest_lines(own), *beside], slot.netns)
 
 
 async def _ip(lines: list[str], name: str | None = None) -> None:

@@ -37,11 +37,10 @@ WRITE_SECONDS = 600.0
 APART_SECONDS = 0.005
 #: What runsc says when something in the guest cannot be saved → what that is.
 CAUSES = (
-    (re.compile(r"bound host socket|host(?:-| )uds|unix socket.*host", re.I), "a socket that is bound on the host"),
-    (re.compile(r"connected (?:socket|endpoint)|endpoint.*connected|--net-disconnect-ok", re.I), "a connected socket"),
-    (re.compile(r"deleted and invalidated|deleted .*dentr|unlinked", re.I), "a file that is open and was deleted"),
-    (re.compile(r"host (?:fd|file)|host\.inode|host inode", re.I), "a descriptor of the host, as of `runsc exec`"),
-    (re.compile(r"FUSE|io_uring|nvproxy|tpuproxy|GPU", re.I), "a device or file system of the guest"),
+    (re.compile(r"bound host socket"), "a socket that is bound on the host"),
+    (re.compile(r"tcp\.\(\*Endpoint\)"), "a TCP connection that is being made; try again once it is made or given up"),
+    (re.compile(r"deleted and invalidated"), "a file that is open and was deleted"),
+    (re.compile(r"host\.inode|host FD"), "a descriptor of the host, as of `runsc exec`"),
 )
 NO_SPACE = re.compile(r"no space left|ENOSPC|disk quota|EDQUOT", re.I)
 
@@ -60,7 +59,7 @@ async def write(runsc: Runsc, spec: MachineSpec, into: Path) -> None:
         if is_in_exec:
             raise FailedPrecondition(f"machine {machine_id} cannot be saved: a `runsc exec` session is open in it")
         failpoint("gvisor.after_checkpoint")
-        origin.note(spec.state_dir / machine_id, into)
+        origin.note(spec, into)
         await asyncio.to_thread(verify, into)
     except BaseException as error:
         await asyncio.shield(asyncio.to_thread(shutil.rmtree, into, ignore_errors=True))

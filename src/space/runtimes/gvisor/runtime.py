@@ -17,12 +17,14 @@ from space.host.cgroup import Cgroups
 from space.host.daemon import boot_id, start_time_of
 from space.host.failpoint import failpoint
 from space.host.instance import Instance
+from space.host.network import give_addresses
 from space.host.process import ProcessFailed, process_is
 from space.host.reaper import owned
 from space.runtimes.first_process import FirstProcess, guest_agent
 from space.runtimes.gvisor import bundle, found, origin
 from space.runtimes.gvisor.command import Runsc, check_id
 from space.runtimes.gvisor.machine import GVisorMachine, remove_files
+from space.runtimes.gvisor.origin import Origin
 from space.runtimes.gvisor.probe import probe
 
 log = structlog.get_logger(__name__)
@@ -31,6 +33,7 @@ NAME = "gvisor"
 START_SECONDS = 60.0
 LIMIT_SECONDS = 0.005  #: between looks for a sentry
 STARTS = ("run", "restore")
+KERNEL_DIED = "failed: EOF"  #: the call to the guest's kernel, in what runsc says
 TOKEN_FD = 3  #: in the guest: a pipe that gives the token once
 
 
@@ -138,8 +141,24 @@ class GVisor:
 
     async def _restore(self, spec: MachineSpec, snapshot: Path) -> None:
         """Let a machine go on from a checkpoint: its processes have their arguments, environment and token already."""
-        spec = replace(spec, agent_dir=origin.agent_dir(snapshot, spec.agent_dir))
+        found = origin.read(snapshot)
+        spec = replace(spec, agent_dir=found.agent_dir(spec.agent_dir))
+        try:
+            await self._restore_once(spec, snapshot, found)
+        except ProcessFailed as error:
+            if KERNEL_DIED not in error.stderr:
+                raise
+            # It had a connected UDP socket, whose address is not there.  With the old address beside the new one it
+            # starts; what it sends from there, the gateway drops as forged.
+            log.warning("gvisor.restore_with_old_addresses", machine=spec.machine_id)
+            await asyncio.to_thread(self._remove_half_built, spec)
+            self._cgroups.create(spec.slot.cgroup, spec.resources)
+            await give_addresses(spec.slot, found.addresses)
+            await self._restore_once(spec, snapshot, found)
+
+    async def _restore_once(self, spec: MachineSpec, snapshot: Path, found: Origin) -> None:
         directory = bundle.write(spec, argv=("restored",), env={})
+        origin.inherit(spec, found)
         failpoint("gvisor.before_restore")
         raising = asyncio.ensure_future(self._raise_limit(spec))
         try:
