@@ -16,6 +16,7 @@ from space.server.request import ApiRequest
 from space.server.v1 import examples, render
 from space.server.v1.schemas.operations import Operation, OperationQuery
 from space.server.v1.schemas.shared import OperationIdPath
+from space.server.v1.waiting import operation_answer
 
 routes = Routes("operations")
 
@@ -23,7 +24,7 @@ routes = Routes("operations")
 async def replay_operation(request: ApiRequest, linked: Linked, arguments: Mapping[str, Any]) -> Response:
     """Show the operation that an idempotency key led to."""
     operation = await request.services.operations.get(request.principal, linked.target_id)
-    return Json(render.operation(operation), 202, {"Location": f"/v1/operations/{operation.id}"})
+    return await operation_answer(request, operation)
 
 
 @routes.add(
