@@ -61,7 +61,7 @@ async def test_a_call_is_answered_with_its_result(answering: Callable[[Answer], 
 
 async def test_an_answer_may_come_in_pieces(answering: Callable[[Answer], Path]) -> None:
     def answer(link: socket.socket, question: dict[str, object], fds: list[int]) -> None:
-        for byte in b'{"success":true,"result":{"a":{"b":"}"}}}\n':
+        for byte in b'{"success":true,"result":{"a":{"b":"}"}}}':
             link.sendall(bytes([byte]))
 
     assert await sentry.call(answering(answer), "m") == {"a": {"b": "}"}}
