@@ -18,14 +18,15 @@ from space.host.filestore import FileStores
 from space.host.instance import Instance
 from space.host.network import Network
 from space.host.reaper import Reaper
-from space.runtimes.first_process import FirstProcess
+from space.runtimes.first_process import FirstProcess, guest_agent
 from space.runtimes.gvisor import GVisor, found
+from space.templates.agent import build_agent_dir
 from space.testing.conformance.runtime import eventually
 
 PORT = 7000
 APPLETS = (
     "sh cat nc ip ping wget dd mount umount ps free true sleep id df chmod mkdir route head tail sync stat nslookup "
-    "tr cut sort grep ls rm mv wc kill"
+    "tr cut sort grep ls rm mv wc kill date hostname seq stty touch"
 )
 SMALL = Resources(memory_mib=256, disk_mib=64)
 
@@ -50,7 +51,7 @@ def shell_server(spec: MachineSpec, token_path: str) -> tuple[list[str], dict[st
     return server(spec.agent_port, "/bin/sh")
 
 
-GUESTS: dict[str, FirstProcess] = {"echo": echo_server, "shell": shell_server}
+GUESTS: dict[str, FirstProcess] = {"echo": echo_server, "shell": shell_server, "agent": guest_agent}
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +78,7 @@ class GVisorHost:
         self.network = Network(self.instance)
         self.filestores = FileStores(directory / "filestores")
         self.cgroups = Cgroups(self.instance)
+        self.agent_dir = directory / "agent"
         self._count = 0
 
     def runtime(self) -> GVisor:
@@ -87,7 +89,7 @@ class GVisorHost:
         self._count += 1
         state_dir = self.directory / f"machine-{self._count}"
         state_dir.mkdir(mode=0o700)
-        (self.directory / "agent").mkdir(exist_ok=True)
+        self.agent_dir.mkdir(exist_ok=True)
         slot = Slot(
             index=network.index,
             netns=network.netns,
@@ -103,7 +105,7 @@ class GVisorHost:
             rootfs=self.rootfs,
             slot=slot,
             resources=resources,
-            agent_dir=self.directory / "agent",
+            agent_dir=self.agent_dir,
             token="no guest must see this but by its file",
             agent_port=PORT,
             state_dir=state_dir,
@@ -140,6 +142,12 @@ class GVisorHost:
         await self.filestores.aclose()
         await self.network.remove()
         shutil.rmtree(self.instance.run_dir, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def agent_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real `/.space`."""
+    return build_agent_dir(tmp_path_factory.mktemp("agents"))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ ID = "sbx" + "0" * 31 + "7"
         (SENTRY, ["boot", "--bundle=/x/y", ID], SENTRY, ID),
         (GOFER, ["gofer", f"--bundle=/data/{ID}", "--io-fds=6"], GOFER, ID),
         ("runsc", ["run", "-detach", ID], COMMAND, ID),
+        ("runsc", ["exec", "-user=0", ID, "/bin/sleep", "sbx" + "0" * 32], COMMAND, ID),
         ("runsc", ["list"], COMMAND, None),
     ],
 )

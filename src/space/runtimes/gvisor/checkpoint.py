@@ -12,10 +12,11 @@ guest last.
 """
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
-import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -37,7 +38,7 @@ OPTIONS = {"metadata": {"compression": "none"}, "have_pages_file": True, "Resume
 MAGIC = b"gVisorSF"  #: how a state file begins (gvisor pkg/state/statefile)
 PAGE = 4096
 WRITE_SECONDS = 600.0
-APART_SECONDS = 0.005
+SETTLE_SECONDS = 0.005  #: until the guest's kernel has taken a reset in
 #: What runsc says when something in the guest cannot be saved → what that is.
 CAUSES = (
     (re.compile(r"bound host socket"), "a socket that is bound on the host"),
@@ -79,15 +80,14 @@ async def _checkpoint(runsc: Runsc, spec: MachineSpec, into: Path) -> bool:
     Such a session is saved without an error but cannot be restored (trap 3).  Nobody here opens one, an operator can;
     to look for it costs as much as the whole of /proc, so that is done beside.
     """
-    apart, done = await asyncio.to_thread(_reset_connections, spec), threading.Event()
-    beside = asyncio.gather(
-        asyncio.to_thread(has_exec, runsc.root, spec.machine_id), asyncio.to_thread(_keep_apart, apart, done)
-    )
+    looking = asyncio.ensure_future(asyncio.to_thread(has_exec, runsc.root, spec.machine_id))
     try:
+        for _ in range(2):  # once more for a guest that connects again at once
+            if await asyncio.to_thread(_reset_connections, spec):
+                await asyncio.sleep(SETTLE_SECONDS)
         await _save(runsc.control_socket(spec.machine_id), into)
     finally:
-        done.set()
-        is_in_exec, _ = await asyncio.shield(beside)
+        is_in_exec = await asyncio.shield(looking)
     return is_in_exec
 
 
@@ -97,39 +97,31 @@ async def _save(control: Path, into: Path) -> None:
     try:
         for name in WRITTEN:
             fds.append(os.open(into / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        await sentry.call(control, "containerManager.Checkpoint", OPTIONS, fds=fds, timeout=WRITE_SECONDS)
-    finally:
-        for fd in fds:
-            os.close(fd)
+    except OSError:
+        _close(fds)
+        raise
+    saving = asyncio.ensure_future(
+        sentry.call(control, "containerManager.Checkpoint", OPTIONS, fds=fds, timeout=WRITE_SECONDS)
+    )
+    # Only then: if nobody waits any more, other files could get these numbers and be sent to the sentry.
+    saving.add_done_callback(lambda task: _close(fds))
+    saving.add_done_callback(lambda task: task.cancelled() or task.exception())
+    await asyncio.shield(saving)
 
 
-def _reset_connections(spec: MachineSpec) -> Connections | None:
-    """End the guest's connections with the world; None where this host's kernel cannot."""
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _reset_connections(spec: MachineSpec) -> int:
+    """End the guest's connections with the world, as far as this host's kernel can; return how many there were."""
     try:
-        connections = Connections(spec.slot.gateway_netns, spec.slot.guest_ip)
+        with contextlib.closing(Connections(spec.slot.gateway_netns, spec.slot.guest_ip)) as connections:
+            return connections.reset()
     except OSError as error:
         log.warning("gvisor.connections_not_reset", machine=spec.machine_id, error=str(error))
-        return None
-    try:
-        connections.reset()
-    except OSError as error:
-        log.warning("gvisor.connections_not_reset", machine=spec.machine_id, error=str(error))
-        connections.close()
-        return None
-    return connections
-
-
-def _keep_apart(connections: Connections | None, done: threading.Event) -> None:
-    """Go on, for a guest that connects again at once: runsc needs some 30 ms until it stops the guest."""
-    if connections is None:
-        return
-    try:
-        while not done.wait(APART_SECONDS):
-            connections.reset()
-    except OSError as error:
-        log.warning("gvisor.connections_not_reset", error=str(error))
-    finally:
-        connections.close()
+        return 0
 
 
 def verify(directory: Path) -> None:

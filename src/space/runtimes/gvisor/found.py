@@ -52,16 +52,19 @@ def _kind(program: bytes) -> str:
 
 
 def _verb(argv: list[bytes]) -> str:
-    return next((word.decode(errors="replace") for word in argv[1:] if not word.startswith(b"-")), "")
+    """Return the first word after the flags, of which `--root` is one."""
+    start = next(index for index, word in enumerate(argv) if word.startswith(b"--root="))
+    return next((word.decode(errors="replace") for word in argv[start:] if not word.startswith(b"-")), "")
 
 
 def _machine_id(argv: list[bytes]) -> str | None:
-    """Return the id: the gofer has it in its bundle's path, all others at the end of the line."""
+    """Return the id: the gofer has it in its bundle's path, `exec` before the guest's program, others at the end."""
     for argument in argv:
         if match := re.fullmatch(rb"--bundle=.*/([a-z0-9]{35})", argument):
             return match[1].decode()
-    last = next((argument for argument in reversed(argv) if argument), b"").decode(errors="replace")
-    return last if re.fullmatch(r"[a-z0-9]{35}", last) else None
+    words = [argument.decode(errors="replace") for argument in argv if argument]
+    candidates = words if _verb(argv) == "exec" else words[-1:]
+    return next((word for word in candidates if re.fullmatch(r"[a-z0-9]{35}", word)), None)
 
 
 def _cgroup(entry: Path) -> str | None:

@@ -295,7 +295,7 @@ def _kill(process: found.Found) -> None:
 
 
 def _tail(spec: MachineSpec) -> str:
-    """Return the end of what runsc logged; it is for the server's log only."""
-    with contextlib.suppress(OSError):
-        return (spec.state_dir / "runsc.log").read_text(errors="replace")[-1000:]
+    """Return what runsc logged last, without the stack that may follow; it is for the server's log only."""
+    with contextlib.suppress(OSError, IndexError):
+        return (spec.state_dir / "runsc.log").read_text(errors="replace").splitlines()[-1][:1000]
     return ""
