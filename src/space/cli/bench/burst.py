@@ -83,20 +83,32 @@ def burst(
 
 async def _burst(settings: "ClientSettings", size: int, memory: int, runtime: str | None) -> list[tuple[float, float]]:
     """Return for each create when it was done, and when its command was, in milliseconds from the beginning."""
-    from space.sdk import AsyncClient, AsyncSandbox
+    from space.cli.bench.caller import Caller
 
-    async with AsyncClient(settings.api_url, settings.token) as client:
-        await asyncio.gather(*(client.get("/v1/pools") for _ in range(size)))  # opens the connections
+    wanted = {
+        "template": "base",
+        "resources": {"memory_mib": memory},
+        "metadata": {"space-bench": "burst"},
+        **({"runtime": runtime} if runtime else {}),
+    }
+    callers = [await Caller(settings.api_url, settings.token or "").open() for _ in range(size)]
+    try:
         began = time.perf_counter()
 
-        async def one() -> tuple[float, float, AsyncSandbox]:
-            sandbox = await AsyncSandbox.create(
-                runtime=runtime, memory_mib=memory, metadata={"space-bench": "burst"}, client=client
-            )
-            created = time.perf_counter()
-            await sandbox.exec(["true"])
-            return (created - began) * 1000, (time.perf_counter() - began) * 1000, sandbox
+        async def one(caller: Caller) -> tuple[float, float, str]:
+            answer = await caller.post("/v1/sandboxes", wanted, prefer="wait=60")
+            sandbox_id, created = answer["sandbox"]["id"], time.perf_counter()
+            await caller.post(f"/v1/sandboxes/{sandbox_id}/exec", {"argv": ["true"]})
+            return (created - began) * 1000, (time.perf_counter() - began) * 1000, sandbox_id
 
-        found = await asyncio.gather(*(one() for _ in range(size)))
-        await asyncio.gather(*(sandbox.kill() for _, _, sandbox in found))
+        found = await asyncio.gather(*(one(caller) for caller in callers))
+        await asyncio.gather(
+            *(
+                caller.delete(f"/v1/sandboxes/{sandbox_id}", prefer="wait=60")
+                for caller, (_, _, sandbox_id) in zip(callers, found, strict=True)
+            )
+        )
+    finally:
+        for caller in callers:
+            caller.close()
     return [(created, ended) for created, ended, _ in found]
