@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from space.core.command import CommandSpec
+from space.core.command import CommandSpec, ProcessState
 from space.core.errors import (
     CapacityUnavailable,
     FailedPrecondition,
@@ -283,7 +283,7 @@ async def test_what_is_sent_to_a_process_wakes_its_sandbox(tmp_path: Path, act: 
         assert wakes(parts) == [("succeeded",)]
 
 
-async def test_reading_what_a_command_wrote_wakes_nobody_and_starting_one_does(tmp_path: Path) -> None:
+async def test_reading_on_after_a_break_wakes_nobody_and_starting_a_command_does(tmp_path: Path) -> None:
     async with command_plane(tmp_path) as parts:
         node = parts.plane.node
         sandbox = await running(parts)
@@ -292,7 +292,7 @@ async def test_reading_what_a_command_wrote_wakes_nobody_and_starting_one_does(t
         node.write_output(writes, b"x")
         await ended(parts, (await parts.plane.sandboxes.suspend(parts.call("s"), sandbox.id)).operation.id)
 
-        await parts.commands.attach(writes)
+        await parts.commands.attach(writes, goes_on=True)
         read = [record async for record in parts.commands.read(writes, follow=False)]
         assert len(read) == 2
         assert wakes(parts) == []
@@ -300,6 +300,24 @@ async def test_reading_what_a_command_wrote_wakes_nobody_and_starting_one_does(t
         await parts.commands.attach(waits)
         assert wakes(parts) == [("succeeded",)]
         assert waits in node.sessions
+
+
+async def test_a_new_reader_of_a_running_command_wakes_its_sandbox(tmp_path: Path) -> None:
+    async with command_plane(tmp_path) as parts:
+        node = parts.plane.node
+        sandbox = await running(parts)
+        _, ended_one = await started(parts, sandbox, command("true", start_now=True))
+        node.exit_process(ended_one)
+        while (await parts.plane.store.processes.find_session(ended_one)).state is not ProcessState.EXITED:  # type: ignore[union-attr]
+            await asyncio.sleep(0.002)
+        _, running_one = await started(parts, sandbox, command("true", start_now=True))
+        await parts.plane.idle()
+        await ended(parts, (await parts.plane.sandboxes.suspend(parts.call("s"), sandbox.id)).operation.id)
+
+        await parts.commands.attach(ended_one)
+        assert wakes(parts) == []
+        await parts.commands.attach(running_one)
+        assert wakes(parts) == [("succeeded",)]
 
 
 async def test_a_server_that_starts_wakes_nobody_for_commands_that_it_owes(tmp_path: Path) -> None:

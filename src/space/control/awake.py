@@ -62,6 +62,14 @@ class Awake:
         with self._activity.using(sandbox.id):
             yield await self._machine(call, sandbox)
 
+    async def rouse(self, who: Principal | Call, sandbox_id: str) -> None:
+        """Wake the sandbox if it sleeps and wants to be woken; one that sleeps otherwise sleeps on."""
+        call = who if isinstance(who, Call) else _implied(who)
+        sandbox = await own_sandbox(self._store, call.principal, sandbox_id)
+        if may_wake(sandbox):
+            with self._activity.using(sandbox.id):
+                await self._machine(call, sandbox)
+
     async def attempt(self, who: Principal | Call, sandbox_id: str, work: Callable[[], Awaitable[T]]) -> T:
         """Do `work`, which checks by itself whether the sandbox runs, again after waking it."""
         try:

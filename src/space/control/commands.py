@@ -131,10 +131,11 @@ class Commands:
 
     # Streams
 
-    async def attach(self, session_id: str, token: SessionToken | None = None) -> None:
-        """Call before `read`: the first reader starts a command that waits for one, and may wake its sandbox for that.
+    async def attach(self, session_id: str, token: SessionToken | None = None, *, goes_on: bool = False) -> None:
+        """Call before `read`: the first reader starts a command that waits for one.
 
-        Reading what a command has written wakes nobody.
+        A new reader of a command that has not ended wakes its sandbox if that wants to be woken.  One that `goes_on`
+        after a break does not: a client that reconnects by itself would keep the sandbox awake for ever.
         """
         process = await self._store.processes.find_session(session_id)
         if process is None:
@@ -142,6 +143,8 @@ class Commands:
         if process.state is ProcessState.CREATED:
             await self._start_first(_reader(process, token), process)
             self._activity.touch(process.sandbox_id)
+        elif process.state is ProcessState.RUNNING and not goes_on:
+            await self._awake.rouse(_reader(process, token), process.sandbox_id)
 
     def read(self, session_id: str, *, start: int = 0, follow: bool = True) -> AsyncIterator[JournalRecord | Trimmed]:
         """Yield the records after `start`; see `Transcripts.read`."""

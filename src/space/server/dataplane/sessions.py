@@ -86,7 +86,8 @@ class EventsQuery(Query):
         description=(
             "Events: `process_started`, `stdout`, `stderr`, `pty`, `process_exited` (the only sign of completion), "
             "`sandbox_lost`, `resync_required`, `rolled_back`. `id` is the journal offset after the record: "
-            "reconnecting with it replays what was missed, once and in order, then goes on live."
+            "reconnecting with it replays what was missed, once and in order, then goes on live.  Reading from the "
+            "beginning what has not ended wakes a sandbox with `wake_on_request`; going on after a break does not."
         ),
         parameters=(
             header_parameter("Last-Event-ID", "The `id` of the last event seen.", "112", pattern=r"^\d{1,19}$"),
@@ -111,7 +112,7 @@ async def read_session_events(
     if token.session_id != session_id:
         raise PermissionDenied("this token is for another session")
     start = _start(request, query)
-    await commands.attach(session_id, token)
+    await commands.attach(session_id, token, goes_on=start > 0)
     if start:
         await _require_boundary(request.services, session_id, start)
     return _Events(request.services, token, start, _framing(query))
