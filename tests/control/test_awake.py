@@ -302,13 +302,17 @@ async def test_reading_on_after_a_break_wakes_nobody_and_starting_a_command_does
         assert waits in node.sessions
 
 
+async def has_ended(parts: CommandPlane, sandbox: Sandbox, process_id: ProcessId) -> bool:
+    return (await parts.commands.get(parts.who, sandbox.id, process_id)).state is ProcessState.EXITED
+
+
 async def test_a_new_reader_of_a_running_command_wakes_its_sandbox(tmp_path: Path) -> None:
     async with command_plane(tmp_path) as parts:
         node = parts.plane.node
         sandbox = await running(parts)
-        _, ended_one = await started(parts, sandbox, command("true", start_now=True))
+        process_id, ended_one = await started(parts, sandbox, command("true", start_now=True))
         node.exit_process(ended_one)
-        while (await parts.plane.store.processes.find_session(ended_one)).state is not ProcessState.EXITED:  # type: ignore[union-attr]
+        while not await has_ended(parts, sandbox, process_id):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         _, running_one = await started(parts, sandbox, command("true", start_now=True))
         await parts.plane.idle()

@@ -140,6 +140,7 @@ class Commands:
         process = await self._store.processes.find_session(session_id)
         if process is None:
             raise NotFound(f"no session {session_id[:64]}", id=session_id[:64])
+        process = self._observed.lay_over(process)
         if process.state is ProcessState.CREATED:
             await self._start_first(_reader(process, token), process)
             self._activity.touch(process.sandbox_id)
