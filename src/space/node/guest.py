@@ -107,6 +107,15 @@ class Guest(GuestFiles):
         boot_id = (await self._call("personalise", args, subject="the machine's identity")).get("boot_id")
         if isinstance(boot_id, str):
             self.boot_id = boot_id[:64]
+        if disown:
+            self._disown()
+
+    def _disown(self) -> None:
+        """Forget what was attached; the agent has sent its last frame about it before it answered."""
+        processes, self._processes = self._processes, {}
+        for channel in processes.values():
+            self._channels.pop(channel.number, None)
+            channel.lost(NotFound(f"process {channel.process_id} belongs to nobody any more"))
 
     async def prewarm(self) -> None:
         """Have the agent ready to run the default user's first command as fast as any other.

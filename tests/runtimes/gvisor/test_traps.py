@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from space.core.errors import FailedPrecondition, RuntimeFailed
 from space.host.process import ProcessFailed, run
 from space.host.reaper import zombie_children
+from space.runtimes.gvisor import checkpoint, origin
 from space.runtimes.gvisor.command import CHECKPOINT, HIDDEN, Runsc
 from space.testing.conformance.runtime import echo
 
@@ -67,6 +69,22 @@ async def test_trap_2_a_checkpoint_that_fails_leaves_the_machine_running(make_ho
     await machine.stop()
 
 
+async def test_trap_1_a_restored_machine_has_a_network_too(make_host: Callable[..., Any], tmp_path: Path) -> None:
+    host = make_host("echo")
+    spec, other = await host.spec(), await host.spec()
+    machine = await host.runtime().start(spec)
+    assert await echo(machine, spec) == b"hello"
+    await machine.snapshot(tmp_path / "image")
+    restored = await host.runtime().start(other, snapshot=tmp_path / "image")
+    assert await echo(restored, other) == b"hello"
+    await machine.stop()
+    await restored.stop()
+
+
+async def test_trap_2_saving_itself_the_sentry_is_told_to_go_on() -> None:
+    assert checkpoint.OPTIONS["Resume"] is True
+
+
 async def test_trap_2_a_checkpoint_without_leave_running_cannot_be_asked_for() -> None:
     assert "-leave-running" in CHECKPOINT
     with pytest.raises(ValueError, match="not called from here"):
@@ -76,6 +94,39 @@ async def test_trap_2_a_checkpoint_without_leave_running_cannot_be_asked_for() -
 async def test_trap_3_exec_cannot_be_asked_for() -> None:
     with pytest.raises(ValueError, match="not called from here"):
         await Runsc(program="runsc", root=Path("/nonexistent")).call("exec", "id", "true")
+
+
+async def test_trap_3_a_machine_in_an_exec_session_is_not_saved(make_host: Callable[..., Any], tmp_path: Path) -> None:
+    """And was not before: here is what would happen, had somebody saved it all the same."""
+    host = make_host("echo")
+    spec, other = await host.spec(), await host.spec()
+    runtime = host.runtime()
+    machine = await runtime.start(spec)
+    assert await echo(machine, spec) == b"hello"
+    argv = [runtime._runsc.program, f"--root={runtime._runsc.root}", "exec", spec.machine_id, "/bin/sleep", "60"]
+    session = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    await asyncio.sleep(1)
+    with pytest.raises(FailedPrecondition, match="exec"):
+        await machine.snapshot(tmp_path / "refused")
+    image = tmp_path / "image"
+    await runtime._runsc.call(*CHECKPOINT, f"-image-path={image}", spec.machine_id)
+    origin.note(spec, image)
+    with pytest.raises(RuntimeFailed):
+        await runtime.start(other, snapshot=image)
+    session.kill()
+    session.wait()
+    assert await echo(machine, spec) == b"hello"
+    await machine.stop()
+    assert host.leftovers() == []
+
+
+async def test_trap_4_an_id_of_another_length_is_not_restored_either(
+    make_host: Callable[..., Any], tmp_path: Path
+) -> None:
+    host = make_host("echo")
+    with pytest.raises(ValueError, match="machine id"):
+        await host.runtime().start(replace(await host.spec(), machine_id="d1"), snapshot=tmp_path)
+    assert host.leftovers() == []
 
 
 async def test_trap_4_an_id_of_another_length_never_reaches_runsc(make_host: Callable[..., Any]) -> None:
@@ -135,3 +186,20 @@ async def test_trap_5_statuses_of_other_children_are_not_stolen(make_host: Calla
     await machine.stop()
     assert child.wait() == 7
     assert os.getpid()
+
+
+async def test_trap_5_restored_machines_that_end_together_are_reaped_at_once(
+    make_host: Callable[..., Any], tmp_path: Path
+) -> None:
+    host = make_host("echo")
+    spec = await host.spec()
+    runtime = host.runtime()
+    machine = await runtime.start(spec)
+    assert await echo(machine, spec) == b"hello"
+    await machine.snapshot(tmp_path / "image")
+    specs = [await host.spec() for _ in range(4)]
+    machines = [machine, *await asyncio.gather(*(runtime.start(each, snapshot=tmp_path / "image") for each in specs))]
+    await asyncio.gather(*(each.stop() for each in machines))
+    ours = {each.handle.pid for each in machines} | {each.handle.details["gofer_pid"] for each in machines}
+    assert not ours.intersection(zombie_children())
+    assert host.leftovers() == []
