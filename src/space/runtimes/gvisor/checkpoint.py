@@ -50,7 +50,11 @@ NO_SPACE = re.compile(r"no space left|ENOSPC|disk quota|EDQUOT", re.I)
 
 
 async def write(runsc: Runsc, spec: MachineSpec, into: Path) -> None:
-    """Write a checkpoint into the new directory `into`; see `core.ports.Machine.snapshot`."""
+    """Write a checkpoint into the new directory `into`; see `core.ports.Machine.snapshot`.
+
+    The machine's agent must have answered once: until it has read its token it holds a pipe of the host, and what holds
+    one can be saved but not restored.
+    """
     machine_id = spec.machine_id
     try:
         into.mkdir(mode=0o700)  # noqa: ASYNC240 - as quick as handing it to a thread
