@@ -1,10 +1,11 @@
 """Sandboxes as callers see them: admit a change, record it, hand it to the operation worker."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from space.control import creation
-from space.control.access import own_sandbox
+from space.control.access import holder_of, own_sandbox
 from space.control.audit import entry_for
 from space.control.changes import Changes
 from space.control.operations import Worker
@@ -15,12 +16,12 @@ from space.core.account import Call, Principal
 from space.core.errors import CapacityUnavailable, FailedPrecondition, InvalidRequest, NotFound, PermissionDenied
 from space.core.event import Event
 from space.core.ids import SandboxId
-from space.core.lifecycle import Kind, State
+from space.core.lifecycle import Kind, State, admit
 from space.core.node import NodeFacts
 from space.core.operation import Operation
 from space.core.pool import PoolKey
 from space.core.ports import Clock, NodeClient, Templates
-from space.core.sandbox import AutoLifecycle, Sandbox, SandboxSpec
+from space.core.sandbox import AutoLifecycle, Resources, Sandbox, SandboxSpec
 from space.core.snapshot import Snapshot
 from space.core.store import Changed, Creation, Forked, Page, Room, SandboxFilter, Store
 from space.core.template import Template
@@ -69,7 +70,7 @@ class Sandboxes:
             return await self._create(call, spec, origin)
         except CapacityUnavailable:  # machines that wait for nobody in particular make way
             size = spec.resources if origin is None else origin.resources
-            if self._pools is None or not await self._pools.give_way(size.memory_mib):
+            if not await self._make_room(call.principal, size):
                 raise
             return await self._create(call, spec, origin)
 
@@ -131,11 +132,12 @@ class Sandboxes:
         if not 1 <= count <= MAX_CHILDREN:
             raise InvalidRequest(f"count is 1 to {MAX_CHILDREN}", field="count", limit=MAX_CHILDREN)
         source = await self.get(call.principal, sandbox_id)
-        facts = await self._node.facts()
-        wanted = count * source.resources.memory_mib
-        if self._pools is not None and facts.memory_available_mib < wanted:
-            await self._pools.give_way(wanted)
+        await self._check_may_fork(call.principal, source)
         change = await self.changes.describe(call, source, Kind.FORK, count=count)
+        admit(Kind.FORK, source.state, held_by=holder_of(source))  # before anything makes way for it
+        facts = await self._node.facts()
+        if facts.memory_available_mib < count * source.resources.memory_mib:
+            await self._make_room(call.principal, source.resources, count=count)
         children = [
             creation.child(
                 call,
@@ -265,12 +267,36 @@ class Sandboxes:
             if who.templates is None or reference in who.templates:
                 raise
             names = set()
-        if who.templates is not None and not who.templates & names:
-            raise PermissionDenied(f"this token may not use template {reference[:128]}", field="template")
+        _check_may_create(who, reference, names)
         return template
+
+    async def _check_may_fork(self, who: Principal, source: Sandbox) -> None:
+        """Raise `PermissionDenied` for a source that the caller could not have created itself."""
+        if who.templates is None:
+            return
+        names = {source.template, source.template_digest}
+        with suppress(NotFound):  # a source that was made from a snapshot bears that one's id
+            names.add((await self._templates.resolve(source.template_digest)).name)
+        _check_may_create(who, source.template, names)
+
+    async def _make_room(self, who: Principal, size: Resources, *, count: int = 1) -> bool:
+        """Let machines that wait for nobody make way, for no more sandboxes than the project may have."""
+        if self._pools is None:
+            return False
+        allowed = await self._store.sandboxes.quota_left(
+            who.project_id, size, at=self._now(), default_max_sandboxes=self._default_quota_sandboxes
+        )
+        wanted = min(count, allowed)
+        return wanted > 0 and await self._pools.give_way(wanted * size.memory_mib)
 
     def _room(self, node: NodeFacts) -> Room:
         return Room(memory_mib=node.memory_mib, machines=self._max_machines)
 
     def _now(self) -> datetime:
         return self.changes.now()
+
+
+def _check_may_create(who: Principal, reference: str, names: Collection[str]) -> None:
+    """Raise `PermissionDenied` unless the caller's token may create from what goes by these names."""
+    if who.templates is not None and who.templates.isdisjoint(names):
+        raise PermissionDenied(f"this token may not use template {reference[:128]}", field="template")

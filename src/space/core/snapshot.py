@@ -13,6 +13,7 @@ from enum import StrEnum
 from space.core.ids import ProjectId, SandboxId, SnapshotId
 from space.core.sandbox import Resources
 
+MAX_NAMED = 1000  #: snapshots of a project that stay until somebody deletes them
 DIGEST_BYTES = 32  #: of a chunk's name: the SHA-256 of its content
 
 

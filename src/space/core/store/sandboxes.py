@@ -12,7 +12,7 @@ from space.core.ids import NodeId, OperationId, ProjectId, SandboxId
 from space.core.lifecycle import Admission, Kind, State
 from space.core.operation import Operation
 from space.core.pool import PoolKey
-from space.core.sandbox import AutoLifecycle, Sandbox
+from space.core.sandbox import AutoLifecycle, Resources, Sandbox
 from space.core.snapshot import Snapshot
 from space.core.store.operations import Lease
 from space.core.store.pages import Page
@@ -132,6 +132,12 @@ class SandboxStore(Protocol):
 
         Raises as `change` does, and what was wrong with the first child if there would be none.
         """
+        ...
+
+    async def quota_left(
+        self, project_id: ProjectId, resources: Resources, *, at: datetime, default_max_sandboxes: int | None
+    ) -> int:
+        """Return how many more such sandboxes the project's quotas allow at present; raises `NotFound`."""
         ...
 
     async def find(self, sandbox_id: str) -> Sandbox | None: ...

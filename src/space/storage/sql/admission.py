@@ -182,6 +182,7 @@ def _snapshot(tx: Tx, request: Change, sandbox: Sandbox) -> SnapshotId | None:
                 generation=sandbox.generation,
                 state=SnapshotState.UPLOADING,
             )
+            quota.check_snapshot(tx, made)
             snapshot_rows.insert(tx, made, same_as=sandbox.snapshot_id if is_suspended else None)
             return made.id
         case Kind.CREATE | Kind.PAUSE | Kind.DELETE:

@@ -11,9 +11,9 @@ from space.core.errors import InvalidTransition, NotFound
 from space.core.event import AuditEntry
 from space.core.ids import NodeId, ProjectId, SandboxId
 from space.core.lifecycle import Kind, Observation, State, after
-from space.core.sandbox import AutoLifecycle, Sandbox
+from space.core.sandbox import AutoLifecycle, Resources, Sandbox
 from space.core.store import Change, Changed, Creation, Fork, Forked, Page, SandboxFilter
-from space.storage.sql import admission, audit, events, handover, idempotency, sandbox_list, sandbox_rows
+from space.storage.sql import admission, audit, events, handover, idempotency, quota, sandbox_list, sandbox_rows
 from space.storage.sql.idleness import idle_at
 from space.storage.sql.reader import Reader
 from space.storage.sql.sandbox_list import PLAIN
@@ -47,6 +47,11 @@ class SqlSandboxes:
 
     async def fork(self, fork: Fork) -> Forked:
         return await self._writer.run(lambda tx: admission.fork(tx, fork))
+
+    async def quota_left(
+        self, project_id: ProjectId, resources: Resources, *, at: datetime, default_max_sandboxes: int | None
+    ) -> int:
+        return quota.left(self._reader, project_id, resources, default_max_sandboxes, at=at)
 
     async def find(self, sandbox_id: str) -> Sandbox | None:
         row = self._reader.row(_VERSION, (sandbox_id,))
