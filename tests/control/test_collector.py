@@ -148,6 +148,19 @@ async def test_a_project_loses_nothing_for_another_ones_sake(world: World) -> No
     assert world.left(OTHER_PROJECT) == {"b"}
 
 
+async def test_a_store_that_lists_objects_of_another_project_does_not_get_them_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.put("a")
+    await world.put("b", project_id=OTHER_PROJECT)
+    await world.suspend(["b"], project_id=OTHER_PROJECT)
+    world.clock.advance(25 * HOUR)
+    list_below = world.objects.list
+    monkeypatch.setattr(world.objects, "list", lambda prefix: list_below("projects/"))
+    await world.collector._collect(PROJECT)
+    assert (world.left(), world.left(OTHER_PROJECT)) == (set(), {"b"})
+
+
 async def test_objects_with_other_names_are_left_alone(world: World) -> None:
     await world.suspend(["a"])
     strange = f"projects/{PROJECT}/notes.txt"

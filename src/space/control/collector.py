@@ -69,8 +69,9 @@ class Collector:
         oldest_kept = self._clock.now() - GRACE
         count = 0
         batch: dict[str, bytes] = {}
-        async for found in self._objects.list(project_prefix(project_id)):
-            name = name_of(found.key)
+        prefix = project_prefix(project_id)
+        async for found in self._objects.list(prefix):
+            name = name_of(found.key) if found.key.startswith(prefix) else None
             if name is None or name in pinned or found.modified_at > oldest_kept:
                 continue
             batch[found.key] = name

@@ -8,6 +8,7 @@ import re
 
 from space.core.ids import ProjectId
 
+MAX_BYTES = 256 << 20  #: of one object that is read; the largest that are written are manifests of huge snapshots
 _KEY = re.compile(r"projects/prj[0-9a-v]{26}/(?:chunks/([0-9a-f]{2})|manifests)/([0-9a-f]{64})")
 
 

@@ -22,6 +22,7 @@ from space.core.file import FileEvent, FileInfo
 from space.core.ids import PooledId, ProcessId, SandboxId, SessionId, SnapshotId
 from space.core.journal import JournalRecord, Trimmed
 from space.core.node import Capabilities, Exit, MachineHandle, MachineOrder, MachineRef, MachineSpec, NodeFacts
+from space.core.objects import MAX_BYTES
 from space.core.pool import PoolOrder
 from space.core.snapshot import SnapshotOrder, SnapshotPlan, SnapshotResult
 from space.core.template import Template
@@ -139,8 +140,11 @@ class ObjectInfo:
 class ObjectStore(Protocol):
     """Where what lasts longer than a host is kept.  A failure that may pass is `Unavailable`."""
 
-    async def get(self, key: str) -> bytes:
-        """Return a whole object; raises `NotFound`."""
+    async def get(self, key: str, *, most: int = MAX_BYTES) -> bytes:
+        """Return a whole object; raises `NotFound`, and `PayloadTooLarge` for one of more than `most` bytes.
+
+        Others may write there too: what is larger than what was written is not even read.
+        """
         ...
 
     async def put(self, key: str, data: bytes) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from space.core.errors import NotFound, Unavailable
+from space.core.errors import NotFound, PayloadTooLarge, Unavailable
+from space.core.objects import MAX_BYTES
 from space.core.ports import Clock, ObjectInfo
 
 
@@ -33,10 +34,12 @@ class FakeObjects:
     _busy: int = 0
     _released: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def get(self, key: str) -> bytes:
+    async def get(self, key: str, *, most: int = MAX_BYTES) -> bytes:
         fault = await self._call("get", key)
         if key not in self.objects:
             raise NotFound(f"there is no object {key}")
+        if len(self.objects[key]) > most:
+            raise PayloadTooLarge(f"the object {key} is too large", limit=most)
         return _damaged(self.objects[key], fault)
 
     async def put(self, key: str, data: bytes) -> None:

@@ -105,6 +105,28 @@ async def test_any_damaged_object_is_noticed_and_nothing_of_the_moment_is_kept(
         assert await far.load(made) == FILES
 
 
+@pytest.mark.parametrize("kind", ["chunks", "manifests"])
+async def test_whoever_writes_to_the_store_cannot_fill_the_nodes_memory_with_huge_objects(
+    node: Node, other: Callable[[], Node], objects: FakeObjects, kind: str
+) -> None:
+    """Eight chunks are on their way at once: without a limit of their own they could take two gigabytes."""
+    made, _ = await node.save(FILES)
+    for key in [key for key in objects.objects if f"/{kind}/" in key]:
+        objects.objects[key] = objects.objects[key] + bytes(3 << 20 if kind == "chunks" else (256 << 20) + 1)
+    got: list[int] = []
+    get = objects.get
+
+    async def measured(key: str, **how: int) -> bytes:
+        data = await get(key, **how)
+        got.append(len(data))
+        return data
+
+    objects.get = measured  # type: ignore[method-assign]
+    with pytest.raises(FailedPrecondition, match="larger than it was written"):
+        await other().load(made)
+    assert max(got, default=0) < 2 << 20
+
+
 async def test_a_failing_store_while_opening_leaves_nothing_and_opens_later(
     node: Node, other: Callable[[], Node], objects: FakeObjects
 ) -> None:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from space.core.errors import FailedPrecondition, NotFound
+from space.core.errors import FailedPrecondition, NotFound, PayloadTooLarge
 from space.core.ids import ProjectId, SnapshotId
-from space.core.objects import chunk_key, manifest_key
+from space.core.objects import MAX_BYTES, chunk_key, manifest_key
 from space.core.ports import ObjectStore
 from space.node.snapshots.manifest import INDEX_PIECE, BadManifest, Manifest, decode
-from space.node.snapshots.stored import CHUNK, MANIFEST, Damaged, unseal
+from space.node.snapshots.stored import CHUNK, MANIFEST, Damaged, most_stored, unseal
 from space.node.snapshots.threads import AT_ONCE, Threads, each
 
 
@@ -25,7 +25,7 @@ class Remote:
         """Return a manifest, and the object as it is stored.  Raises as `chunk` does."""
         where = manifest_key(self.project_id, name)
         for attempt in (1, 2):
-            stored = await self._get(where, "its manifest")
+            stored = await self._get(where, "its manifest", most=MAX_BYTES)
             try:
                 return await self.threads.run(_open_manifest, stored, name, self.key), stored
             except (Damaged, BadManifest) as error:
@@ -42,7 +42,7 @@ class Remote:
         """
         where = chunk_key(self.project_id, name)
         for attempt in (1, 2):  # what was cut on its way is whole the next time
-            stored = await self._get(where, "a chunk")
+            stored = await self._get(where, "a chunk", most=most_stored(size))
             try:
                 return await self.threads.run(_open_chunk, stored, name, self.key, size)
             except Damaged as error:
@@ -66,9 +66,11 @@ class Remote:
             f"the snapshot {self.snapshot_id} is damaged and cannot be used: {what}", snapshot_id=self.snapshot_id
         )
 
-    async def _get(self, where: str, what: str) -> bytes:
+    async def _get(self, where: str, what: str, *, most: int) -> bytes:
         try:
-            return await self.objects.get(where)
+            return await self.objects.get(where, most=most)
+        except PayloadTooLarge:
+            raise self.damaged(f"{what} is larger than it was written") from None
         except NotFound:
             raise self.damaged(f"{what} is missing in the object store") from None
 

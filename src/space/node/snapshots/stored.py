@@ -55,6 +55,11 @@ def unseal(stored: bytes, *, kind: str, name: bytes, key: bytes, size: int | Non
     return data
 
 
+def most_stored(size: int) -> int:
+    """Return how many bytes an object has at most for content of this size; noise grows a little by compressing."""
+    return _HEAD + 16 + size + (size >> 7) + 1024
+
+
 def _compressor() -> zstandard.ZstdCompressor:
     """Return this thread's: making one costs as much as compressing a small chunk."""
     if not hasattr(_thread, "compressor"):

@@ -15,10 +15,10 @@ import obstore
 from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import ObjectStore
 
-from space.core.errors import NotFound, SpaceError, Unavailable
+from space.core.errors import NotFound, PayloadTooLarge, SpaceError, Unavailable
+from space.core.objects import MAX_BYTES
 from space.core.ports import ObjectInfo
 
-MAX_BYTES = 256 << 20  #: of one object that is read; the largest that SPACE writes are manifests of huge snapshots
 _THREADS = 16
 _LIST_PAGE = 1000
 _STATUS = re.compile(r"status code:? (\d{3})")
@@ -34,8 +34,8 @@ class BucketObjects:
         self._name = name
         self._threads = ThreadPoolExecutor(_THREADS, "objects")
 
-    async def get(self, key: str) -> bytes:
-        return await self._in_thread(self._get, key)
+    async def get(self, key: str, *, most: int = MAX_BYTES) -> bytes:
+        return await self._in_thread(self._get, key, most)
 
     async def put(self, key: str, data: bytes) -> None:
         await self._in_thread(self._put, key, data)
@@ -59,11 +59,11 @@ class BucketObjects:
     async def _in_thread(self, call: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
-    def _get(self, key: str) -> bytes:
+    def _get(self, key: str, most: int) -> bytes:
         with self._failures(key):
             found = obstore.get(self._store, key)
-            if found.meta["size"] > MAX_BYTES:
-                raise Unavailable(f"an object in {self._name} is larger than any that was written: {key}")
+            if found.meta["size"] > most:
+                raise PayloadTooLarge(f"an object in {self._name} is larger than it was written: {key}", limit=most)
             return bytes(found.bytes())
 
     def _put(self, key: str, data: bytes) -> None:

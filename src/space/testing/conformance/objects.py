@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from space.core.errors import NotFound
+from space.core.errors import NotFound, PayloadTooLarge
 from space.core.ports import ObjectStore
 
 
@@ -31,6 +31,12 @@ class ObjectStoreConformance:
         with pytest.raises(NotFound):
             await objects.get("some/where")
         assert await objects.head("some/where") is None
+
+    async def test_an_object_that_is_larger_than_it_should_be_is_not_read(self, objects: ObjectStore) -> None:
+        await objects.put("some/where", b"12345")
+        assert await objects.get("some/where", most=5) == b"12345"
+        with pytest.raises(PayloadTooLarge):
+            await objects.get("some/where", most=4)
 
     async def test_a_directory_of_objects_is_no_object(self, objects: ObjectStore) -> None:
         await objects.put("some/where/deep", b"x")
