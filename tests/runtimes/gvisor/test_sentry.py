@@ -1,10 +1,12 @@
 """Talking with a sentry: it belongs to a guest, so whatever it answers is bounded and read with care."""
 
+import asyncio
 import contextlib
 import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -105,6 +107,33 @@ async def test_a_sentry_cannot_fill_our_memory(answering: Callable[[Answer], Pat
 
     with pytest.raises(RuntimeFailed):
         await sentry.call(answering(answer), "m")
+
+
+async def test_a_sentry_that_answers_a_byte_at_a_time_does_not_keep_us_for_ever(
+    answering: Callable[[Answer], Path],
+) -> None:
+    def answer(link: socket.socket, question: dict[str, object], fds: list[int]) -> None:
+        with contextlib.suppress(OSError):
+            while True:  # until nobody listens any more
+                link.sendall(b" ")
+                time.sleep(0.01)
+
+    with pytest.raises(RuntimeFailed):
+        await sentry.call(answering(answer), "m", timeout=0.1)
+
+
+async def test_sentries_that_do_not_answer_take_no_thread_from_others(tmp_path: Path) -> None:
+    path = tmp_path / "runsc.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.bind(str(path))
+        silent.listen(100)
+        asking = [asyncio.ensure_future(sentry.call(path, "m", timeout=60)) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(20):
+            assert await asyncio.to_thread(lambda: "others work on") == "others work on"
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
 
 
 async def test_nobody_there_is_a_failure(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A sentry listens on a socket in runsc's state directory.  A call is one JSON object, `{"method", "arg"}`, and so is its
 answer, `{"success", "err", "result"}`, without any frame around them (gvisor pkg/urpc; `containerManager` in
-runsc/boot/controller.go).  Descriptors travel beside the call.  The sentry is not trusted: its answer is bounded.
+runsc/boot/controller.go).  Descriptors travel beside the call.  The sentry is not trusted: its answer is bounded, in
+bytes and in time, and one that does not answer occupies no thread that others need.
 """
 
 import asyncio
@@ -30,31 +31,34 @@ async def call(path: Path, method: str, arg: Any = None, *, fds: Sequence[int] =
         RuntimeFailed: nothing listens, or what it answers cannot be read, or not in time.
     """
     try:
-        return await asyncio.to_thread(_call, path, {"method": method, "arg": arg}, fds, timeout)
+        async with asyncio.timeout(timeout):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+                link.setblocking(False)
+                return await _ask(link, path, {"method": method, "arg": arg}, fds)
     except (OSError, ValueError) as error:
         raise RuntimeFailed(f"the sentry at {path.name} does not answer {method}: {error}") from error
 
 
-def _call(path: Path, question: dict[str, Any], fds: Sequence[int], timeout: float) -> Any:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.settimeout(CONNECT_SECONDS)
-        link.connect(str(path))
-        link.settimeout(timeout)
-        data = json.dumps(question).encode()
-        sent = socket.send_fds(link, [data], list(fds)) if fds else link.send(data)
-        if sent < len(data):
-            link.sendall(data[sent:])
-        answer = _object(link)
+async def _ask(link: socket.socket, path: Path, question: dict[str, Any], fds: Sequence[int]) -> Any:
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(CONNECT_SECONDS):
+        await loop.sock_connect(link, str(path))
+    data = json.dumps(question).encode()
+    if fds:  # a new connection has room for them
+        data = data[socket.send_fds(link, [data], list(fds)) :]
+    await loop.sock_sendall(link, data)
+    answer = await _object(link)
     if answer.get("success") is not True:
         raise SentryRefused(str(answer.get("err", ""))[:2000])
     return answer.get("result")
 
 
-def _object(link: socket.socket) -> dict[str, Any]:
+async def _object(link: socket.socket) -> dict[str, Any]:
     """Read one JSON object; nothing says where it ends but itself."""
+    loop = asyncio.get_running_loop()
     received = b""
     while len(received) < MAX_ANSWER:
-        piece = link.recv(65536)
+        piece = await loop.sock_recv(link, 65536)
         if not piece:
             raise ValueError("it closed the connection")
         received += piece
