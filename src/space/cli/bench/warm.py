@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from space.sdk import Client
 
 LOOK_SECONDS = 0.05
+DRAIN_SECONDS = 30.0
 STUCK_SECONDS = 120.0  #: without one more machine, after which waiting is given up
 PATH = "/v1/pools"
 
@@ -38,11 +39,18 @@ class WarmPool:
         mine = next((pool for pool in self._before if self._is_mine(pool) and not pool["configured"]), None)
         if mine is not None:
             self._set(mine["min"], mine["max"])
-        elif others:
-            self._set(0)  # deleting it would take the others along
-        else:
+            return False
+        self._set(0)
+        self._drain()
+        if not others:  # deleting it would take the others along
             self._client.transport.request("DELETE", f"{PATH}/base")
         return False
+
+    def _drain(self) -> None:
+        """Wait until its machines have gone: what is measured next, without a pool, must not find one of them."""
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while (pool := self.status())["ready"] + pool["starting"] > 0 and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
 
     def _set(self, least: int, most: int | None = None) -> dict[str, Any]:
         body = {"template": "base", "min": least, "max": most, "resources": {"memory_mib": self._memory_mib}}
