@@ -1,18 +1,22 @@
 """An agent that lies: it can harm its own machine's commands only."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from tests.node.conftest import Ids
-from tests.node.harness import WallClock, World, command, order
+from tests.node.harness import WallClock, World, command, later, order, snapshot, suspend
 
 from space.core.command import CommandSpec
-from space.core.errors import SpaceError
+from space.core.errors import GuestUnreachable, SpaceError
 from space.core.ids import ProcessId
 from space.core.node import MachineRef
 from space.core.ports import ProcessOrder
+from space.node.agent import Node
 from space.node.guest import Exited, Output
 from space.node.journal.folder import JournalFolder
 from space.node.observations import Observations
@@ -20,7 +24,7 @@ from space.node.sessions import Session, Sessions
 from space.testing.guest import FakeGuest
 from space.testing.runtime import FakeHost, FakeRuntime
 from space_guest.process import Process
-from space_guest.request import Refused
+from space_guest.request import Refused, Request
 
 pytestmark = pytest.mark.anyio
 
@@ -112,3 +116,67 @@ async def test_whatever_it_refuses_a_start_with_only_that_command_fails(world: W
                 await node.start_process(machine.ref, command(code))
         assert await node._machines.get(machine.ref).guest() is guest
         tasks.cancel_scope.cancel()
+
+
+class Clinging(FakeGuest):
+    """Does not take leave: it answers and stays, or does not even answer."""
+
+    answers = True
+
+    def handle(self, op: str, request: Request) -> None:
+        if op != "quiesce":
+            super().handle(op, request)
+        elif self.answers:
+            request.reply({})
+
+
+class Deaf(Clinging):
+    answers = False
+
+
+class Keeping(FakeGuest):
+    """Says that it has become another, and stays who it was: token, name and processes."""
+
+    def _personalise(self, request: Request) -> None:
+        request.reply({"boot_id": "x" * 1000})
+
+
+@asynccontextmanager
+async def node_with(world: World, agent: type[FakeGuest]) -> AsyncIterator[Node]:
+    node = world.node()
+    node._runtimes["fake"] = FakeRuntime(FakeHost(agent.answer))  # type: ignore[index]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(node.run)
+        yield node
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("agent", [Clinging, Deaf])
+async def test_it_cannot_hold_a_suspend_up_by_not_taking_leave(world: World, agent: type[FakeGuest]) -> None:
+    async with node_with(world, agent) as node:
+        machine = order()
+        await node.ensure(machine)
+        with anyio.fail_after(30):
+            restore = await suspend(node, machine.ref)
+            await node.ensure(later(machine, restore))
+
+
+async def test_a_child_that_keeps_the_token_of_its_source_reaches_nothing_and_is_not_talked_to(world: World) -> None:
+    async with node_with(world, Keeping) as node:
+        source = order()
+        await node.ensure(source)
+        process = command("sleep", "600")
+        await node.start_process(source.ref, process)
+        restore = await snapshot(node, source.ref)
+        child = replace(order(), restore=restore)
+        await node.ensure(child)
+        live = node._machines.get(child.ref)
+        assert [each.journal.head.process_id for each in node._sessions.of(child.ref.sandbox_id)] == []
+        await live.leave()
+        live.come_back()
+        with pytest.raises(GuestUnreachable):
+            await live.guest(deadline=0.3)
+        status = await node.session_status(process.session_id)
+        assert status is not None
+        assert status.exited_at is None
+        await (await node._machines.get(source.ref).guest()).ping()
