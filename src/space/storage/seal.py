@@ -1,6 +1,6 @@
 """Seals secrets that are kept in the store, with a key that is kept beside it.
 
-Whoever reads the database alone, a backup of it for example, learns no secret.
+Whoever reads the database alone, a backup of it for example, learns none of these.
 """
 
 import os
