@@ -1,6 +1,6 @@
 """Where snapshots are in the object store: nodes write there, the control plane's collector removes.
 
-projects/PROJECT/chunks/AB/ABCD…      a chunk, by the SHA-256 of its content
+projects/PROJECT/chunks/AB/ABCD…      a chunk, by its name: a keyed hash of its content
 projects/PROJECT/manifests/ABCD…      a manifest, likewise
 """
 
@@ -28,7 +28,7 @@ def manifest_key(project_id: ProjectId, name: str) -> str:
 
 
 def name_of(key: str) -> bytes | None:
-    """Return the SHA-256 that a key of a chunk or a manifest ends with; None for any other key."""
+    """Return the name that a key of a chunk or a manifest ends with; None for any other key."""
     match = _KEY.fullmatch(key)
     if match is None or (match[1] is not None and not match[2].startswith(match[1])):
         return None

@@ -14,7 +14,7 @@ from space.core.ids import ProjectId, SandboxId, SnapshotId
 from space.core.sandbox import Resources
 
 MAX_NAMED = 1000  #: snapshots of a project that stay until somebody deletes them
-DIGEST_BYTES = 32  #: of a chunk's name: the SHA-256 of its content
+DIGEST_BYTES = 32  #: of a chunk's name: a keyed hash of its content, which tells nothing to whoever lacks the key
 
 
 class SnapshotState(StrEnum):
@@ -44,7 +44,7 @@ class Snapshot:
     purpose: Purpose
     name: str | None = None
     state: SnapshotState = SnapshotState.UPLOADING
-    manifest: str | None = None  #: SHA-256 of the manifest in hex, once ready
+    manifest: str | None = None  #: name of the manifest in hex, once ready
     runtime: str
     template: str
     template_digest: str
@@ -63,7 +63,7 @@ class SnapshotRef:
 
     snapshot_id: SnapshotId
     project_id: ProjectId
-    manifest: str  #: SHA-256 of the manifest in hex
+    manifest: str  #: name of the manifest in hex
     key: bytes = field(repr=False)  #: the project's, 32 bytes
 
 
@@ -83,7 +83,7 @@ class SnapshotOrder:
 class SnapshotPlan:
     """A moment that is on the node's disk, and what the store must have before it is published."""
 
-    chunks: Sequence[bytes]  #: SHA-256 digests, each once
+    chunks: Sequence[bytes]  #: names, each once
     bytes_read: int
     bytes_new: int
     checkpoint_ms: int | None = field(default=None, compare=False)  #: to synced files; None when it is told of again
@@ -93,7 +93,7 @@ class SnapshotPlan:
 class SnapshotResult:
     """A moment that is in the object store."""
 
-    manifest: str  #: SHA-256 of the manifest in hex
+    manifest: str  #: name of the manifest in hex
     bytes_read: int
     bytes_new: int
     bytes_uploaded: int

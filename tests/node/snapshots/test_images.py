@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -332,6 +333,20 @@ async def test_another_projects_key_opens_nothing_even_what_is_here(node: Node, 
     assert await node.load(made) == FILES
 
 
+async def test_whoever_reads_the_store_cannot_confirm_a_guess_of_what_a_guest_has_in_memory(
+    node: Node, objects: FakeObjects
+) -> None:
+    memory = pages(range(300))
+    await node.save({"machine/pages.img": memory})
+    ours = {key.rpartition("/")[2] for key in objects.objects}
+    guesses = [memory, memory[: 256 * PAGE], memory[256 * PAGE :]]
+    assert not ours & {sha256(guess).hexdigest() for guess in guesses}
+    await node.save({"machine/pages.img": memory}, project_id=OTHER_PROJECT, key=os.urandom(32))
+    theirs = {key.rpartition("/")[2] for key in objects.objects if OTHER_PROJECT in key}
+    assert len(theirs) == len(ours)
+    assert not ours & theirs
+
+
 async def test_a_moment_of_another_project_is_no_base(node: Node, objects: FakeObjects) -> None:
     first, _ = await node.save(FILES)
     _, result = await node.save(FILES, first, project_id=OTHER_PROJECT, key=os.urandom(32))
@@ -344,10 +359,9 @@ async def test_chunks_of_another_project_do_not_open_under_ours(
 ) -> None:
     made, _ = await node.save(FILES)
     await other().save(FILES, project_id=OTHER_PROJECT, key=os.urandom(32))
-    for key in chunks(objects):
-        if PROJECT in key:
-            theirs = key.replace(PROJECT, OTHER_PROJECT)
-            objects.objects[key] = objects.objects.get(theirs, objects.objects[key])
+    ours, theirs = ([key for key in chunks(objects) if each in key] for each in (PROJECT, OTHER_PROJECT))
+    for key, another in zip(ours, theirs, strict=True):
+        objects.objects[key] = objects.objects[another]
     far = other()
     with pytest.raises(FailedPrecondition, match="another project"):
         await far.load(made)

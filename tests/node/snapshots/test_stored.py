@@ -1,21 +1,20 @@
 """Objects as they are stored: nothing but what was put under a name is taken for it."""
 
 import os
-from hashlib import sha256
 
 import pytest
 import zstandard
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from space.node.snapshots.stored import CHUNK, MANIFEST, Damaged, seal, unseal
+from space.node.snapshots.stored import CHUNK, MANIFEST, Damaged, name_of_content, seal, unseal
 
 KEY = bytes(range(32))
 DATA = b"the memory of a guest " * 1000
-NAME = sha256(DATA).digest()
+NAME = name_of_content(DATA, key=KEY)
 
 
 def stored(data: bytes = DATA, *, key: bytes = KEY) -> bytes:
-    return seal(data, kind=CHUNK, name=sha256(data).digest(), key=key)
+    return seal(data, kind=CHUNK, name=name_of_content(data, key=key), key=key)
 
 
 def test_it_comes_back_and_is_small_and_shows_nothing() -> None:
@@ -26,7 +25,7 @@ def test_it_comes_back_and_is_small_and_shows_nothing() -> None:
 
 def test_nothing_and_noise_come_back_too() -> None:
     for data in (b"", os.urandom(1 << 20)):
-        assert unseal(stored(data), kind=CHUNK, name=sha256(data).digest(), key=KEY) == data
+        assert unseal(stored(data), kind=CHUNK, name=name_of_content(data, key=KEY), key=KEY) == data
 
 
 def test_another_projects_key_opens_nothing() -> None:
@@ -49,7 +48,7 @@ def test_content_that_has_another_name_is_refused_although_it_was_sealed_for_it(
 
 def test_every_cut_and_every_turned_bit_is_noticed() -> None:
     good = stored(b"x" * 100)
-    name = sha256(b"x" * 100).digest()
+    name = name_of_content(b"x" * 100, key=KEY)
     for length in range(len(good)):
         with pytest.raises(Damaged):
             unseal(good[:length], kind=CHUNK, name=name, key=KEY)

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -34,6 +33,7 @@ from space.node.snapshots.image import FILES, Image, write_file, write_note
 from space.node.snapshots.manifest import BadManifest, Manifest
 from space.node.snapshots.pages import Index
 from space.node.snapshots.remote import Remote
+from space.node.snapshots.stored import name_of_content
 from space.node.snapshots.threads import AT_ONCE, Threads, each
 from space.node.snapshots.upload import BaseLost, Upload
 
@@ -188,7 +188,7 @@ class Images:
 
         async def name(number: int) -> None:
             pages = manifest.chunk_pages[first_new + number]
-            names[number] = await self._threads.run(_name, files, manifest, runs[number], pages)
+            names[number] = await self._threads.run(_name, files, manifest, runs[number], pages, order.key)
 
         await each(range(len(runs)), name, at_once=AT_ONCE)
         failpoint("plan.after_naming")
@@ -302,5 +302,5 @@ def _take_over(source: Path, directory: Path) -> None:
     source.rename(directory / FILES)
 
 
-def _name(files: Path, manifest: Manifest, runs: Sequence[Run], pages: int) -> bytes:
-    return sha256(gather(files, manifest, runs, pages)).digest()
+def _name(files: Path, manifest: Manifest, runs: Sequence[Run], pages: int, key: bytes) -> bytes:
+    return name_of_content(gather(files, manifest, runs, pages), key=key)

@@ -81,7 +81,7 @@ class Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return it as it is named by SHA-256."""
+    """Return it as its name is made of it."""
     words = {
         "version": VERSION,
         "snapshot_id": manifest.snapshot_id,

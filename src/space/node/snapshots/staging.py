@@ -6,7 +6,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from space.node.snapshots.image import INDEX, MANIFEST, boot_id, list_files, wri
 from space.node.snapshots.manifest import INDEX_PIECE, BadManifest, File, Manifest, check_name, encode
 from space.node.snapshots.pages import CHUNK_PAGES, HASH, PAGE, Index, lay_out
 from space.node.snapshots.stored import MANIFEST as MANIFEST_KIND
-from space.node.snapshots.stored import seal
+from space.node.snapshots.stored import name_of_content, seal
 
 PLAN = "plan.json"
 
@@ -27,7 +26,7 @@ PLAN = "plan.json"
 class Planned:
     """What `plan.json` says."""
 
-    manifest: str  #: SHA-256 in hex
+    manifest: str  #: its name in hex
     first_new: int  #: number of the first chunk that the base does not have
     base: str | None  #: manifest of the base
     bytes_read: int
@@ -75,10 +74,10 @@ def finish(
 ) -> tuple[Planned, Manifest]:
     """Write the plan of a draft whose chunks have got their names."""
     first_new = len(manifest.chunks)
-    pieces = [sha256(piece).digest() for piece in index_pieces(index)]
+    pieces = [name_of_content(piece, key=key) for piece in index_pieces(index)]
     manifest = replace(manifest, chunks=[*manifest.chunks, *new_chunks], index=pieces)
     data = encode(manifest)
-    name = sha256(data).digest()
+    name = name_of_content(data, key=key)
     planned = Planned(
         manifest=name.hex(),
         first_new=first_new,

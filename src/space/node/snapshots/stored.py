@@ -1,12 +1,13 @@
 """How a chunk and a manifest look in the object store: compressed, then encrypted with the project's key.
 
 An object is a version byte, a nonce and AES-256-GCM of a zstd frame.  Its kind and name are authenticated with it, so
-the store cannot pass one off as another; the name is the SHA-256 of the content, which is checked as well.
+the store cannot pass one off as another.  The name tells of the content, which is checked as well, but only to whoever
+has the key: it shows neither what is in an object nor that two projects have the same.
 """
 
+import hmac
 import secrets
 import threading
-from hashlib import sha256
 
 import zstandard
 from cryptography.exceptions import InvalidTag
@@ -25,8 +26,13 @@ class Damaged(ValueError):
     """An object is not what was stored under its name."""
 
 
+def name_of_content(data: bytes | bytearray, *, key: bytes) -> bytes:
+    """Return the name of an object: HMAC-SHA256 of its content with a key that is derived from the project's."""
+    return hmac.digest(hmac.digest(key, b"names of objects", "sha256"), data, "sha256")
+
+
 def seal(data: bytes, *, kind: str, name: bytes, key: bytes) -> bytes:
-    """Return an object; `name` is the SHA-256 of `data`.  The same data gives another object each time."""
+    """Return an object; `name` is that of its content.  The same data gives another object each time."""
     nonce = secrets.token_bytes(_NONCE)
     return _VERSION + nonce + AESGCM(key).encrypt(nonce, _compressor().compress(data), kind.encode() + name)
 
@@ -50,7 +56,7 @@ def unseal(stored: bytes, *, kind: str, name: bytes, key: bytes, size: int | Non
         data = _decompressor().decompress(frame, max_output_size=length)
     except zstandard.ZstdError:
         raise Damaged("it does not decompress") from None
-    if sha256(data).digest() != name:
+    if name_of_content(data, key=key) != name:
         raise Damaged("its content has another name")
     return data
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from space.core.errors import FailedPrecondition, NotFound
@@ -14,7 +13,7 @@ from space.node.snapshots.chunks import Run, gather, sources
 from space.node.snapshots.image import FILES, INDEX, MANIFEST
 from space.node.snapshots.manifest import Manifest
 from space.node.snapshots.staging import Planned, index_pieces
-from space.node.snapshots.stored import CHUNK, seal
+from space.node.snapshots.stored import CHUNK, name_of_content, seal
 from space.node.snapshots.threads import AT_ONCE, Threads, each
 
 
@@ -79,7 +78,7 @@ class Upload:
 
     def _gathered(self, number: int, runs: Sequence[Run]) -> bytes:
         content = bytes(gather(self.directory / FILES, self.manifest, runs, self.manifest.chunk_pages[number]))
-        if sha256(content).digest() != self.manifest.chunks[number]:
+        if name_of_content(content, key=self.order.key) != self.manifest.chunks[number]:
             raise FailedPrecondition(
                 f"the snapshot {self.order.snapshot_id} changed after it was planned; make another one"
             )
