@@ -21,7 +21,7 @@ class CommandSpec:
     """A validated request to run a program.  A `shell` line has become `argv` already."""
 
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None  #: None: the user's home
     user: str | None = None  #: None: the template's user
     stdin: bool = False  #: a pipe that callers write to; else /dev/null

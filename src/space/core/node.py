@@ -48,7 +48,7 @@ class MachineOrder:
     runtime: str
     template_digest: str
     resources: Resources
-    env: Mapping[str, str] = field(default_factory=dict)  #: the sandbox's, below each command's own
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  #: the sandbox's, below each command's own
     restore: SnapshotRef | None = None  #: start from this moment, of this sandbox or of the one it was forked from
 
 
@@ -75,7 +75,7 @@ class MachineSpec:
     slot: Slot
     resources: Resources
     agent_dir: Path  #: `/.space` of DESIGN §5, mounted read-only into the guest
-    token: str  #: the agent's; reaches the guest by a file or descriptor, never by argv
+    token: str = field(repr=False)  #: the agent's; reaches the guest by a file or descriptor, never by argv
     agent_port: int
     state_dir: Path  #: the runtime's own files for this machine; 0700, emptied by `stop`
     default_user: str = "root"  #: the template's; whom the agent runs commands as unless they say otherwise

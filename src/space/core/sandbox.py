@@ -44,7 +44,7 @@ class SandboxSpec:
     template: str
     runtime: str | None = None  #: None: the node's best
     resources: Resources = Resources()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     metadata: Mapping[str, str] = field(default_factory=dict)
     auto_lifecycle: AutoLifecycle = AutoLifecycle()
     secure_ports: bool = True
@@ -60,7 +60,7 @@ class Sandbox:
     template_digest: str  #: what it resolved to when it was admitted
     runtime: str
     resources: Resources
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     metadata: Mapping[str, str]
     auto_lifecycle: AutoLifecycle
     secure_ports: bool
