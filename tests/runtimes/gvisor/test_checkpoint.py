@@ -228,9 +228,11 @@ async def test_a_restore_that_fails_half_way_leaves_nothing(
 
 # What is damaged
 
+MOST = 1 << 30
+
 
 def test_a_whole_checkpoint_is_accepted(checkpoint_files: Path) -> None:
-    checkpoint.verify(checkpoint_files)
+    checkpoint.verify(checkpoint_files, MOST)
 
 
 @pytest.mark.parametrize(
@@ -246,14 +248,21 @@ def test_a_whole_checkpoint_is_accepted(checkpoint_files: Path) -> None:
 def test_a_file_that_cannot_be_right_is_refused(checkpoint_files: Path, name: str, content: bytes) -> None:
     (checkpoint_files / name).write_bytes(content)
     with pytest.raises(RuntimeFailed, match=name):
-        checkpoint.verify(checkpoint_files)
+        checkpoint.verify(checkpoint_files, MOST)
+
+
+@pytest.mark.parametrize("name", checkpoint.WRITTEN)
+def test_a_sentry_cannot_keep_us_busy_with_a_huge_file_that_takes_no_room(checkpoint_files: Path, name: str) -> None:
+    os.truncate(checkpoint_files / name, 1 << 42)
+    with pytest.raises(RuntimeFailed, match=name):
+        checkpoint.verify(checkpoint_files, MOST)
 
 
 @pytest.mark.parametrize("name", checkpoint.FILES)
 def test_a_file_that_is_missing_is_refused(checkpoint_files: Path, name: str) -> None:
     (checkpoint_files / name).unlink()
     with pytest.raises(FileNotFoundError):
-        checkpoint.verify(checkpoint_files)
+        checkpoint.verify(checkpoint_files, MOST)
 
 
 @root

@@ -68,7 +68,7 @@ async def write(runsc: Runsc, spec: MachineSpec, into: Path) -> None:
             raise FailedPrecondition(f"machine {machine_id} cannot be saved: a `runsc exec` session is open in it")
         failpoint("gvisor.after_checkpoint")
         origin.note(spec, into)
-        await asyncio.to_thread(verify, into)
+        await asyncio.to_thread(verify, into, most_bytes(spec))
     except BaseException as error:
         await asyncio.shield(asyncio.to_thread(shutil.rmtree, into, ignore_errors=True))
         if isinstance(error, SentryRefused | OSError):
@@ -128,7 +128,15 @@ def _reset_connections(spec: MachineSpec) -> int:
         return 0
 
 
-def verify(directory: Path) -> None:
+def most_bytes(spec: MachineSpec) -> int:
+    """Return what one file may have at most: the guest's memory and disk, and plenty for its kernel.
+
+    A sentry that was taken over could make a file of any size that takes no room, and looking at it would never end.
+    """
+    return (2 * (spec.resources.memory_mib + spec.resources.disk_mib) + 1024) << 20
+
+
+def verify(directory: Path, most: int) -> None:
     """Bring the files to the disk and look whether they can be a checkpoint; raises `RuntimeFailed` or `OSError`."""
     for name in FILES:
         descriptor = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -138,7 +146,7 @@ def verify(directory: Path) -> None:
         finally:
             os.close(descriptor)
         is_whole = {"pages.img": size % PAGE == 0, "checkpoint.img": head == MAGIC}.get(name, True)
-        if not size or not is_whole:
+        if not 0 < size <= most or not is_whole:
             raise RuntimeFailed(f"runsc wrote a {name} of {size} bytes that cannot be right")
     for place in (directory, directory.parent):
         descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
