@@ -56,6 +56,22 @@ async def test_a_slow_store_makes_nothing_wrong(node: Node, other: Callable[[], 
         assert await other().load(ref(made, await uploading)) == FILES
 
 
+async def test_what_a_store_kept_of_a_chunk_when_it_died_is_not_taken_for_the_chunk(
+    node: Node, other: Callable[[], Node], objects: FakeObjects
+) -> None:
+    made = order()
+    await node.images.plan(made, node.source(FILES), META)
+    objects.fail("put", at=3)
+    with pytest.raises(Unavailable):
+        await node.images.upload(made)
+    objects.heal()
+    parts = chunks(objects)
+    assert parts
+    for number, key in enumerate(parts):
+        objects.objects[key] = objects.objects[key][: -1 if number else 0]
+    assert await other().load(ref(made, await node.images.upload(made))) == FILES
+
+
 async def test_a_cancelled_upload_goes_on_later(node: Node, other: Callable[[], Node], objects: FakeObjects) -> None:
     made = order()
     await node.images.plan(made, node.source(FILES), META)

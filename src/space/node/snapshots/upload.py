@@ -6,7 +6,7 @@ from pathlib import Path
 
 from space.core.errors import FailedPrecondition, NotFound
 from space.core.objects import chunk_key, manifest_key
-from space.core.ports import ObjectStore
+from space.core.ports import ObjectInfo, ObjectStore
 from space.core.snapshot import SnapshotOrder
 from space.host.failpoint import failpoint
 from space.node.snapshots.chunks import Run, gather, sources
@@ -57,24 +57,25 @@ class Upload:
         self.sent += len(stored)
 
     async def _put(self, name: bytes, content: Callable[[], bytes]) -> None:
-        if await self._has(name):
-            return
+        found = await self._find(name)
         stored = await self.threads.run(lambda: seal(content(), kind=CHUNK, name=name, key=self.order.key))
+        if found is not None and found.size == len(stored):  # else a store that died in the middle kept a part of it
+            return
         failpoint("upload.before_chunk")
         await self.objects.put(chunk_key(self.order.project_id, name), stored)
         failpoint("upload.after_chunk")
         self.sent += len(stored)
 
     async def _require(self, name: bytes) -> None:
-        if not await self._has(name):
+        if await self._find(name) is None:
             raise BaseLost(
                 f"the snapshot {self.order.snapshot_id} builds on a chunk that the object store has lost; try again"
             )
 
-    async def _has(self, name: bytes) -> bool:
+    async def _find(self, name: bytes) -> ObjectInfo | None:
         if not self.is_wanted():
             raise NotFound(f"the snapshot {self.order.snapshot_id} is not wanted any more")
-        return await self.objects.head(chunk_key(self.order.project_id, name)) is not None
+        return await self.objects.head(chunk_key(self.order.project_id, name))
 
     def _gathered(self, number: int, runs: Sequence[Run]) -> bytes:
         content = bytes(gather(self.directory / FILES, self.manifest, runs, self.manifest.chunk_pages[number]))
