@@ -19,8 +19,10 @@ from space.host.stream import SocketStream
 from space.runtimes.gvisor import checkpoint, sentry
 from space.runtimes.gvisor.command import Runsc
 from space.runtimes.gvisor.sentry import SentryRefused
+from space.runtimes.gvisor.standstill import Pauses
 
 CONNECT_SECONDS = 1.0
+REACTION_SECONDS = 5.0
 
 
 class GVisorMachine:
@@ -35,6 +37,7 @@ class GVisorMachine:
         self._is_stopping = False
         self.is_removed = False  #: stopped, and nothing of it is left
         self._stopping = asyncio.Lock()
+        self._pauses = Pauses(spec.state_dir / spec.machine_id, ask=self._ask, runs=self._runs)
         owned.add(handle.pid)
         self._pidfd: int | None = None
         with contextlib.suppress(ProcessLookupError):
@@ -57,19 +60,34 @@ class GVisorMachine:
         return self._exit is not None or not process_is(self._handle.pid, self._handle.pid_start_time)
 
     async def pause(self) -> None:
-        await self._ask("containerManager.Pause")
+        await self._pauses.pause()
 
     async def resume(self) -> None:
-        await self._ask("containerManager.Resume")
+        await self._pauses.resume()
 
     async def _ask(self, method: str) -> None:
-        """Have the sentry do something that it may have done already."""
         if self.has_ended:
             raise GuestUnreachable(f"machine {self.machine_id} has ended")
         try:
-            await sentry.call(self._runsc.control_socket(self.machine_id), method)
+            await sentry.call(self._runsc.control_socket(self.machine_id), f"containerManager.{method}")
         except SentryRefused as error:
             raise RuntimeFailed(f"machine {self.machine_id} does not do {method}: {error}") from error
+
+    async def _runs(self) -> bool:
+        """Whether the agent reacts: it hangs up on who does not speak its language."""
+        try:
+            stream = await self.connect(self._spec.agent_port)
+        except GuestUnreachable:
+            return False
+        try:
+            async with asyncio.timeout(REACTION_SECONDS):
+                await stream.send(b"?" * 64)
+                await stream.receive()
+        except (TimeoutError, OSError):
+            return False
+        finally:
+            await stream.aclose()
+        return True
 
     async def snapshot(self, into: Path) -> None:
         if self.has_ended:

@@ -302,6 +302,21 @@ class RuntimeConformance:
         await stream.aclose()
         await machine.stop()
 
+    async def test_pausing_twice_and_resuming_once_or_what_runs_does_no_harm(self, host: RuntimeHost) -> None:
+        spec = await host.spec()
+        machine = await host.runtime().start(spec)
+        if not (await host.runtime().probe()).pause:
+            pytest.skip("the runtime says that it cannot pause")
+        await machine.resume()
+        await machine.pause()
+        again = await host.runtime().recover(machine.handle, spec)
+        assert again is not None, "found by the next process of the node"
+        await again.pause()
+        await again.resume()
+        await again.resume()
+        assert await echo(again, spec) == b"hello"
+        await again.stop()
+
     async def test_a_paused_machine_can_be_stopped(self, host: RuntimeHost) -> None:
         spec = await host.spec()
         machine = await host.runtime().start(spec)
