@@ -1,4 +1,4 @@
-"""An S3 server of our own: the npm package s3rver, on a free loopback port."""
+"""An S3 server of our own: the npm package s3rver, on a loopback port."""
 
 import contextlib
 import fcntl
@@ -24,8 +24,15 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "S3RVER", "AWS_SECRET_ACCESS_KEY": "S3RVER",
 @contextlib.contextmanager
 def s3_server(directory: Path) -> Iterator[dict[str, str]]:
     """Run a server with the bucket `space`; give the variables with which obstore reaches it."""
+    port = free_port()
+    with s3_process(directory, port):
+        yield {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+
+
+@contextlib.contextmanager
+def s3_process(directory: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a server on this port; whoever breaks it starts the next on the same directory."""
     program = _installed()
-    port = _free_port()
     argv = [
         str(program), "--directory", str(directory), "--address", "127.0.0.1", "--port", str(port),
         "--silent", "--configure-bucket", BUCKET,
@@ -36,7 +43,7 @@ def s3_server(directory: Path) -> Iterator[dict[str, str]]:
     server = subprocess.Popen(argv, env=environment, stdin=quiet, stdout=quiet, stderr=quiet)
     try:
         _wait_until_it_answers(server, port)
-        yield {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        yield server
     finally:
         server.send_signal(signal.SIGKILL)
         server.wait()
@@ -65,7 +72,7 @@ def _installed() -> Path:
     return program
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
