@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import pickle
 import signal
 import sys
 import textwrap
@@ -87,7 +88,7 @@ async def test_a_server_killed_in_the_middle_of_a_start_leaves_what_a_sweep_remo
     script = tmp_path / "server.py"
     script.write_text(SERVER)
     said = tmp_path / "said"
-    argv = [sys.executable, str(script), host.instance.id, repr(spec), str(said)]
+    argv = [sys.executable, str(script), host.instance.id, pickle.dumps(spec).hex(), str(said)]
     with (tmp_path / "errors").open("wb") as errors:
         server = spawn(argv, env={"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]}, stderr=errors)
         await until(said.exists)
@@ -108,15 +109,12 @@ async def test_a_server_killed_in_the_middle_of_a_start_leaves_what_a_sweep_remo
 
 SERVER = textwrap.dedent(
     """
-    import asyncio, pathlib, sys
-    from pathlib import PosixPath
-    from space.core.node import MachineSpec, Slot
-    from space.core.sandbox import Resources
+    import asyncio, pathlib, pickle, sys
     from space.host.instance import Instance
     from space.runtimes.gvisor import GVisor
 
     async def main():
-        spec = eval(sys.argv[2])
+        spec = pickle.loads(bytes.fromhex(sys.argv[2]))
         first = lambda spec, token: (["/bin/nc", "-ll", "-p", str(spec.agent_port), "-e", "/bin/cat"], {"PATH": "/bin"})
         runtime = GVisor(Instance(sys.argv[1]), first_process=first)
         pathlib.Path(sys.argv[3]).touch()
@@ -135,7 +133,7 @@ async def test_a_machine_outlives_the_server_and_is_recovered(make_host: Callabl
     script = tmp_path / "server.py"
     script.write_text(SERVER)
     said = tmp_path / "said"
-    argv = [sys.executable, str(script), host.instance.id, repr(spec), str(said)]
+    argv = [sys.executable, str(script), host.instance.id, pickle.dumps(spec).hex(), str(said)]
     server = spawn(argv, env={"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]})
     await until(lambda: said.exists() and said.read_text() == "up")
     await server.stop(grace=0)
