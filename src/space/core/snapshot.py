@@ -53,7 +53,8 @@ class Snapshot:
     bytes_new: int = 0  #: of these, what its base did not have
     bytes_uploaded: int = 0  #: compressed
     created_by: str
-    created_at: datetime
+    created_at: datetime  #: when it was asked for
+    taken_at: datetime | None = None  #: the moment itself, by its node's clock; once ready
     ready_at: datetime | None = None
 
 
@@ -86,6 +87,7 @@ class SnapshotPlan:
     chunks: Sequence[bytes]  #: names, each once
     bytes_read: int
     bytes_new: int
+    taken_at: datetime | None = None  #: what had been journalled by then is part of it, and nothing later
     checkpoint_ms: int | None = field(default=None, compare=False)  #: to synced files; None when it is told of again
 
 
@@ -108,3 +110,4 @@ class Published:
     bytes_read: int
     bytes_new: int
     bytes_uploaded: int
+    taken_at: datetime | None = None

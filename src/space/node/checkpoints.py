@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import anyio
@@ -50,7 +51,7 @@ class Checkpoints:
             before = live.halt
             try:
                 began = self._parts.clock.monotonic()
-                marks = await self._save(live, order, staging)
+                taken_at, marks = await self._save(live, order, staging)
                 took = self._parts.clock.monotonic() - began
                 await self._parts.continuity.copy(marks, staging / JOURNALS)
                 moment = Moment(
@@ -61,6 +62,7 @@ class Checkpoints:
                     template_digest=live.record.order.template_digest,
                     resources=live.record.order.resources,
                     token=live.record.token,
+                    taken_at=taken_at,
                     sessions=marks,
                 )
                 plan = await self._parts.images.plan(order, staging, moment.encode())
@@ -99,8 +101,13 @@ class Checkpoints:
             )
         return capabilities.snapshot_format
 
-    async def _save(self, live: LiveMachine, order: SnapshotOrder, staging: Path) -> Sequence[SessionMark]:
-        """Write the machine down, while nobody talks to it; unless it is frozen it is in use again on return."""
+    async def _save(
+        self, live: LiveMachine, order: SnapshotOrder, staging: Path
+    ) -> tuple[datetime, Sequence[SessionMark]]:
+        """Write the machine down, while nobody talks to it; unless it is frozen it is in use again on return.
+
+        Returns when that was, by the clock of the journals, and where these were.
+        """
         usage = live.usage
         usage.require_quiet(order.quiet_since)
         async with usage.held(self._parts.settings.quiesce_seconds):
@@ -112,7 +119,7 @@ class Checkpoints:
                 if order.freeze:
                     await live.stand_still(Halt(frozen_for=order.snapshot_id))
                 failpoint("checkpoint.after_freeze")
-                marks = self._parts.continuity.marks(live.ref)
+                taken_at, marks = self._parts.clock.now(), self._parts.continuity.marks(live.ref)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._parts.continuity.sync(marks))
                     tasks.create_task(live.machine.snapshot(staging / MACHINE))
@@ -121,7 +128,7 @@ class Checkpoints:
                 raise failures.exceptions[0] from failures
             finally:
                 live.come_back()
-        return marks
+        return taken_at, marks
 
     async def _undo(self, live: LiveMachine, before: Halt | None) -> None:
         """Leave the machine as it was."""

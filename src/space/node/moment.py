@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from space.core.errors import Unsupported
@@ -33,6 +34,7 @@ class Moment:
     template_digest: str
     resources: Resources
     token: str = field(repr=False)  #: that the agent in the image has
+    taken_at: datetime
     sessions: Sequence[SessionMark] = ()
 
     def encode(self) -> Mapping[str, Any]:
@@ -46,6 +48,7 @@ class Moment:
             "template_digest": self.template_digest,
             "resources": [resources.vcpus, resources.memory_mib, resources.disk_mib],
             "token": self.token,
+            "taken_at": self.taken_at.isoformat(),
             "sessions": [
                 [mark.session_id, mark.process_id, mark.position, list(mark.written)] for mark in self.sessions
             ],
@@ -66,6 +69,7 @@ class Moment:
                 template_digest=str(meta["template_digest"]),
                 resources=Resources(vcpus=vcpus, memory_mib=memory_mib, disk_mib=disk_mib),
                 token=str(meta["token"]),
+                taken_at=datetime.fromisoformat(meta["taken_at"]),
                 sessions=[_mark(*item) for item in meta["sessions"]],
             )
         except (KeyError, TypeError, ValueError) as error:

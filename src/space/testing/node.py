@@ -59,6 +59,7 @@ class Moment:
     running: Mapping[SessionId, tuple[int, int]]  #: of each process that ran, how much it had printed
     chunks: frozenset[bytes]
     key: bytes
+    taken_at: datetime
 
 
 class FakeNode:
@@ -198,7 +199,10 @@ class FakeNode:
         moment = self.checkpoints[order.snapshot_id]
         old = self.objects[order.base.manifest].chunks if order.base else frozenset()
         return SnapshotPlan(
-            chunks=sorted(moment.chunks), bytes_read=len(moment.chunks), bytes_new=len(moment.chunks - old)
+            chunks=sorted(moment.chunks),
+            bytes_read=len(moment.chunks),
+            bytes_new=len(moment.chunks - old),
+            taken_at=moment.taken_at,
         )
 
     async def upload(self, order: SnapshotOrder) -> SnapshotResult:
@@ -462,6 +466,7 @@ class FakeNode:
             running=running,
             chunks=frozenset(hashlib.sha256(part).digest() for part in (b"kernel", *parts)),
             key=order.key,
+            taken_at=datetime.now(UTC),
         )
 
     def _moment(self, ref: SnapshotRef) -> Moment:

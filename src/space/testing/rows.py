@@ -168,20 +168,32 @@ def machine(*, at: datetime = START, **changes: Any) -> PooledMachine:
     return PooledMachine(**{**fields, **changes})
 
 
-async def succeed(store: Store, operation: Operation, *, at: datetime = START, chunks: bytes = bytes(32)) -> Sandbox:
-    """Let an operation succeed; the snapshot that it makes, if it makes one, needs `chunks`."""
+async def succeed(
+    store: Store,
+    operation: Operation,
+    *,
+    at: datetime = START,
+    taken_at: datetime | None = None,
+    chunks: bytes = bytes(32),
+) -> Sandbox:
+    """Let an operation succeed; the snapshot that it makes, if it makes one, is of `taken_at` and needs `chunks`."""
     made = await store.snapshots.find(operation.snapshot_id or "")
     published = None
     if operation.kind in MAKES_SNAPSHOT and made is not None and made.manifest is None:
         await store.snapshots.pin(made.id, chunks, now=at)
-        published = publication(made.id)
+        published = publication(made.id, taken_at=taken_at or at)
     outcome = Outcome(status=Status.SUCCEEDED, at=at, published=published)
     ended, _ = await store.operations.finish(operation, outcome)
     return ended
 
 
-def publication(snapshot_id: SnapshotId) -> Published:
+def publication(snapshot_id: SnapshotId, *, taken_at: datetime = START) -> Published:
     """Return what the last transaction of an operation writes of its snapshot."""
     return Published(
-        snapshot_id=snapshot_id, manifest=snapshot_id.encode().hex(), bytes_read=300, bytes_new=20, bytes_uploaded=1
+        snapshot_id=snapshot_id,
+        manifest=snapshot_id.encode().hex(),
+        bytes_read=300,
+        bytes_new=20,
+        bytes_uploaded=1,
+        taken_at=taken_at,
     )

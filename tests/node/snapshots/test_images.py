@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -400,3 +401,14 @@ def test_what_was_being_downloaded_when_the_node_died_is_removed(node: Node, obj
     left.mkdir(parents=True)
     Images(node.directory / "snapshots", objects, cache_bytes=0)
     assert node.left() == set()
+
+
+async def test_a_plan_tells_its_moment_whenever_it_is_told_of(node: Node) -> None:
+    made, at = order(), datetime(2026, 12, 1, 9, 30, 0, 5, tzinfo=UTC)
+    meta = {**META, "taken_at": at.isoformat()}
+    assert (await node.images.plan(made, node.source(FILES), meta)).taken_at == at
+    for _ in range(2):  # of the staged files, and after these have become an image
+        again = await node.images.planned(made)
+        assert again is not None
+        assert again.taken_at == at
+        await node.images.upload(made)

@@ -4,6 +4,7 @@ A suspended sandbox has no machine: it is a moment already, and there is nothing
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from space.control.steps.step import Progress, StepContext
@@ -18,8 +19,12 @@ async def checkpoint_machine(context: StepContext) -> Progress | None:
     if context.order is None:
         return None
     plan = await context.node.checkpoint(context.machine, context.order)
-    progress = {"bytes_read": plan.bytes_read, "bytes_new": plan.bytes_new}
-    return progress if plan.checkpoint_ms is None else progress | {"checkpoint_ms": plan.checkpoint_ms}
+    progress: dict[str, Any] = {"bytes_read": plan.bytes_read, "bytes_new": plan.bytes_new}
+    if plan.taken_at is not None:
+        progress["taken_at"] = plan.taken_at.isoformat()
+    if plan.checkpoint_ms is not None:
+        progress["checkpoint_ms"] = plan.checkpoint_ms
+    return progress
 
 
 async def pin_chunks(context: StepContext) -> None:
@@ -48,16 +53,25 @@ def published(operation: Operation) -> Published | None:
     progress: Mapping[str, Any] = operation.progress
     if operation.snapshot_id is None or "manifest" not in progress:
         return None
+    taken_at = progress.get("taken_at")
     return Published(
         snapshot_id=operation.snapshot_id,
         manifest=progress["manifest"],
         bytes_read=progress["bytes_read"],
         bytes_new=progress["bytes_new"],
         bytes_uploaded=progress["bytes_uploaded"],
+        taken_at=None if taken_at is None else datetime.fromisoformat(taken_at),
     )
 
 
 def _as_it_is(snapshot: Snapshot | None) -> Progress:
     if snapshot is None or snapshot.manifest is None:
         raise FailedPrecondition("the sandbox is suspended, and its snapshot is not there")
-    return {"manifest": snapshot.manifest, "bytes_read": snapshot.bytes_read, "bytes_new": 0, "bytes_uploaded": 0}
+    taken_at = None if snapshot.taken_at is None else snapshot.taken_at.isoformat()
+    return {
+        "manifest": snapshot.manifest,
+        "bytes_read": snapshot.bytes_read,
+        "bytes_new": 0,
+        "bytes_uploaded": 0,
+        "taken_at": taken_at,
+    }

@@ -6,6 +6,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,4 +122,10 @@ def read_index(manifest: Manifest, index: bytes) -> Index:
 def plan_of(planned: Planned, manifest: Manifest) -> SnapshotPlan:
     """Return the plan as the control plane sees it.  The manifest is pinned like a chunk."""
     names = [*manifest.chunks, *manifest.index, bytes.fromhex(planned.manifest)]
-    return SnapshotPlan(chunks=list(dict.fromkeys(names)), bytes_read=planned.bytes_read, bytes_new=planned.bytes_new)
+    taken_at = manifest.meta.get("taken_at")
+    return SnapshotPlan(
+        chunks=list(dict.fromkeys(names)),
+        bytes_read=planned.bytes_read,
+        bytes_new=planned.bytes_new,
+        taken_at=None if taken_at is None else datetime.fromisoformat(taken_at),
+    )

@@ -31,18 +31,18 @@ def hand_over(tx: Tx, sandbox_id: str, generation: int) -> None:
 def roll_back(tx: Tx, sandbox_id: str, generation: int, snapshot: Snapshot, *, at: datetime) -> None:
     """Bring back, on the machine of `generation`, what ran at a snapshot's moment; what came later is lost.
 
-    The moment is somewhere between asking for the snapshot and its end.  An exit that was seen in between stays:
-    nobody knows whether the machine saw it too.
+    Starts and ends have the time of their journals' records, by the clock that told the moment; while a machine is
+    being saved there are none.  An end in the same millisecond came before: saving a machine takes longer.
     """
     if snapshot.ready_at is None:
         raise AssertionError(f"snapshot {snapshot.id} was never ready")
-    asked, ready = milliseconds(snapshot.created_at), milliseconds(snapshot.ready_at)
+    moment = milliseconds(snapshot.taken_at or snapshot.created_at)
     rows = tx.execute(
         "UPDATE processes SET state = 'running', generation = ?, exit_code = NULL, signal = NULL, reason = NULL,"
         " exited_at = NULL WHERE sandbox_id = ? AND started_at <= ? AND ("
-        "state = 'running' OR (state = 'lost' AND exited_at >= ?) OR (state = 'exited' AND exited_at >= ?)"
+        "state = 'running' OR (state = 'lost' AND exited_at >= ?) OR (state = 'exited' AND exited_at > ?)"
         ") RETURNING id",
-        (generation, sandbox_id, asked, asked, ready),
+        (generation, sandbox_id, moment, moment, moment),
     ).fetchall()
     tx.touch(*(row[0] for row in rows))
     lose(tx, sandbox_id, generation - 1, reason=_ROLLED_BACK, at=at)

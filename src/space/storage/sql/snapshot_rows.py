@@ -15,7 +15,8 @@ from space.storage.sql.writer import Tx
 
 COLUMNS = (
     "id, project_id, sandbox_id, generation, purpose, name, state, manifest, runtime, template, template_digest,"
-    " vcpus, memory_mib, disk_mib, bytes_read, bytes_new, bytes_uploaded, created_by, created_at, ready_at"
+    " vcpus, memory_mib, disk_mib, bytes_read, bytes_new, bytes_uploaded, created_by, created_at,"
+    " taken_at, ready_at"
 )
 SELECT = f"SELECT {COLUMNS} FROM snapshots WHERE id = ?"  # noqa: S608  constant
 _PLACES = ", ".join("?" * (COLUMNS.count(",") + 1))
@@ -46,6 +47,7 @@ def insert(tx: Tx, snapshot: Snapshot, *, same_as: SnapshotId | None = None) -> 
             snapshot.bytes_uploaded,
             snapshot.created_by,
             milliseconds(snapshot.created_at),
+            optional_milliseconds(snapshot.taken_at),
             optional_milliseconds(snapshot.ready_at),
             same_as,
         ),
@@ -70,12 +72,13 @@ def publish(tx: Tx, sandbox: Sandbox, published: Published, *, at: datetime) -> 
         raise AssertionError(f"the chunks of {published.snapshot_id} were never pinned: they may be gone")
     done = tx.execute(
         "UPDATE snapshots SET state = 'ready', manifest = ?, bytes_read = ?, bytes_new = ?, bytes_uploaded = ?,"
-        " ready_at = ? WHERE id = ? AND sandbox_id = ? AND generation = ? AND state = 'uploading'",
+        " taken_at = ?, ready_at = ? WHERE id = ? AND sandbox_id = ? AND generation = ? AND state = 'uploading'",
         (
             published.manifest,
             published.bytes_read,
             published.bytes_new,
             published.bytes_uploaded,
+            optional_milliseconds(published.taken_at),
             milliseconds(at),
             published.snapshot_id,
             sandbox.id,
@@ -106,5 +109,6 @@ def decode(row: Any) -> Snapshot:
         bytes_uploaded=row[16],
         created_by=row[17],
         created_at=instant(row[18]),
-        ready_at=optional_instant(row[19]),
+        taken_at=optional_instant(row[19]),
+        ready_at=optional_instant(row[20]),
     )

@@ -177,6 +177,7 @@ snapshots = Table(
     Column("bytes_uploaded", BigInteger, nullable=False),
     Column("created_by", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("taken_at", BigInteger),
     Column("ready_at", BigInteger),
     Column("pins", LargeBinary),  # digests of its chunks, one after the other; last, because it may be large
     Index("snapshots_by_project", "project_id", "id"),

@@ -116,24 +116,26 @@ class HandoverConformance:
 
     async def test_recovering_brings_back_what_ran_at_the_snapshot_and_not_what_came_later(self, store: Store) -> None:
         sandbox = await a_running(store)
-        before, ended, doubtful = [await _running(store, sandbox, 1) for _ in range(3)]
+        before, ended, gone, uploading = [await _running(store, sandbox, 1) for _ in range(4)]
         waiting = await _created(store, sandbox, 1)
-        changed = await store.sandboxes.change(change(sandbox, Kind.SNAPSHOT, at=_at(3)))
-        await store.processes.observe(_status(doubtful, started=1, exited=4))
-        sandbox = await succeed(store, changed.operation, at=_at(5))
+        changed = await store.sandboxes.change(change(sandbox, Kind.SNAPSHOT, at=_at(2)))
+        young, too_young = await _running(store, sandbox, 3), await _running(store, sandbox, 4.5)
+        await store.processes.observe(_status(gone, started=1, exited=3))
+        await store.processes.observe(_status(uploading, started=1, exited=4.5))
+        sandbox = await succeed(store, changed.operation, taken_at=_at(4), at=_at(5))
         later = await _running(store, sandbox, 6)
         await store.processes.observe(_status(ended, started=1, exited=7))
         await _exit(store, sandbox, 9)
-        for process in (before, waiting, later):
+        for process in (before, young, too_young, waiting, later):
             assert (await _found(store, process)).state is ProcessState.LOST
         recovered = await after(store, sandbox, Kind.RECOVER, seconds=10)
-        for process in (before, ended):
+        for process in (before, young, ended, uploading):
             back = await _found(store, process)
             assert (back.state, back.generation) == (ProcessState.RUNNING, recovered.generation)
             assert (back.exited_at, back.exit_code, back.reason) == (None, None, None)
-        for process in (waiting, later):
+        for process in (waiting, too_young, later):
             assert (await _found(store, process)).state is ProcessState.LOST
-        assert (await _found(store, doubtful)).state is ProcessState.EXITED, "perhaps the machine saw it too"
+        assert (await _found(store, gone)).state is ProcessState.EXITED, "the machine had seen it, too"
         await store.processes.observe(_status(before, started=1, exited=12))
         assert (await _found(store, before)).exit_code == 0
 

@@ -66,6 +66,7 @@ def _create_snapshots() -> None:
         sa.Column("bytes_uploaded", sa.BigInteger(), nullable=False),
         sa.Column("created_by", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("taken_at", sa.BigInteger()),
         sa.Column("ready_at", sa.BigInteger()),
         sa.Column("pins", sa.LargeBinary()),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"]),
