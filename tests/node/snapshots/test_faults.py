@@ -44,6 +44,23 @@ async def test_a_store_that_fails_at_any_put_leaves_nothing_published_and_the_up
     assert whole.bytes_uploaded > 0
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_all_that_several_attempts_uploaded_is_counted(
+    node: Node, objects: FakeObjects, is_restarted: bool
+) -> None:
+    made = order()
+    await node.images.plan(made, node.source(FILES), META)
+    for at in (3, 2):
+        objects.fail("put", at=at)
+        with pytest.raises(Unavailable):
+            await node.images.upload(made)
+        if is_restarted:
+            node.restarted()
+    objects.heal()
+    result = await node.images.upload(made)
+    assert result.bytes_uploaded == sum(len(data) for data in objects.objects.values())
+
+
 async def test_a_slow_store_makes_nothing_wrong(node: Node, other: Callable[[], Node], objects: FakeObjects) -> None:
     for method in ("put", "head"):
         made = order()

@@ -1,6 +1,7 @@
 """Bringing a planned moment into the object store: chunks that it lacks, then the manifest."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from space.node.snapshots.manifest import Manifest
 from space.node.snapshots.staging import Planned, index_pieces
 from space.node.snapshots.stored import CHUNK, name_of_content, seal
 from space.node.snapshots.threads import AT_ONCE, Threads, each
+
+SENT = "sent"  #: in the directory of the moment: the size of each object that was put
 
 
 class BaseLost(FailedPrecondition):
@@ -32,7 +35,11 @@ class Upload:
     planned: Planned
     manifest: Manifest
     is_wanted: Callable[[], bool]
-    sent: int = 0  #: bytes
+    sent: int = 0  #: bytes, by this attempt and those before it
+
+    def __post_init__(self) -> None:
+        with suppress(OSError, ValueError):
+            self.sent = sum(int(line) for line in (self.directory / SENT).read_bytes().splitlines())
 
     async def run(self) -> None:
         """Put all that is missing; the manifest comes last, and only once everything else is there."""
@@ -54,7 +61,7 @@ class Upload:
         failpoint("upload.after_chunks")
         stored = (self.directory / MANIFEST).read_bytes()
         await self.objects.put(manifest_key(self.order.project_id, self.planned.manifest), stored)
-        self.sent += len(stored)
+        self._count(len(stored))
 
     async def _put(self, name: bytes, content: Callable[[], bytes]) -> None:
         found = await self._find(name)
@@ -64,7 +71,13 @@ class Upload:
         failpoint("upload.before_chunk")
         await self.objects.put(chunk_key(self.order.project_id, name), stored)
         failpoint("upload.after_chunk")
-        self.sent += len(stored)
+        self._count(len(stored))
+
+    def _count(self, size: int) -> None:
+        """Remember what was sent: the next attempt finds it there and cannot know who brought it."""
+        self.sent += size
+        with suppress(OSError), (self.directory / SENT).open("ab") as file:  # a full disk ends no upload
+            file.write(b"%d\n" % size)
 
     async def _require(self, name: bytes) -> None:
         if await self._find(name) is None:
