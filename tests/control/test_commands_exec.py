@@ -140,6 +140,35 @@ async def test_a_caller_that_leaves_takes_its_command_along(tmp_path: Path) -> N
         assert parts.plane.node.sessions[session_id].signals == ["SIGKILL"]
 
 
+@pytest.mark.parametrize("is_waking", [False, True])
+async def test_a_caller_that_leaves_takes_its_command_along_also_from_a_later_machine(
+    tmp_path: Path, is_waking: bool
+) -> None:
+    async with command_plane(tmp_path) as parts:
+        plane = parts.plane
+        sandbox = await plane.running()
+        running = asyncio.create_task(parts.commands.exec(parts.call(), sandbox.id, command("sleep", "600")))
+        session_id = await started(parts)
+        await plane.done(plane.sandboxes.suspend(parts.call(), sandbox.id))
+        gate = plane.node.hold("ensure") if is_waking else None
+        waking = asyncio.create_task(plane.done(plane.sandboxes.wake(parts.call(), sandbox.id)))
+        if gate is None:
+            await waking
+        else:
+            await gate.entered.wait()
+
+        running.cancel()
+        await asyncio.sleep(0.1)
+        if gate is not None:
+            gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await waking
+        await parts.commands.aclose()
+
+        assert plane.node.sessions[session_id].signals == ["SIGKILL"]
+
+
 async def test_a_caller_that_leaves_while_it_starts_leaves_nothing_running(tmp_path: Path) -> None:
     class HeldNode(FakeNode):
         async def start_process(self, ref, order):  # type: ignore[no-untyped-def]

@@ -42,6 +42,7 @@ from space.host.failpoint import failpoint
 log = structlog.get_logger()
 
 _BACKSTOP_SECONDS = 30.0  # after a command's own deadline, which the guest keeps
+_CHANGE_POLL_SECONDS = 0.05
 _RECONCILED_AT_ONCE = 200
 _FINAL = (ProcessState.EXITED, ProcessState.LOST)
 
@@ -324,20 +325,25 @@ class Commands:
         return collector.result(ending, duration_ms=round(duration * 1000))
 
     async def _give_up(self, process: Process) -> None:
-        """Kill a process whose caller is gone, started or not."""
-        ref = MachineRef(process.sandbox_id, process.generation)
-        status = await self._node.session_status(process.session_id)
-        if status is None:
-            await self._store.processes.end_unstarted(
-                process.id, reason="not_started", at=self._clock.now(), audit=None, even_if_requested=True
-            )
-            return
-        try:
-            if status.state is ProcessState.CREATED:  # ordered; only another order tells whether the guest has it
-                await self._starts.start(process, process.generation)
-            await self._node.signal_process(ref, process.id, "SIGKILL")
-        except (NotFound, StaleGeneration):
-            return  # the machine is gone, and its processes with it
+        """Kill a process whose caller is gone, started or not, on whichever machine it is by now."""
+        while True:
+            status = await self._node.session_status(process.session_id)
+            if status is None:
+                await self._store.processes.end_unstarted(
+                    process.id, reason="not_started", at=self._clock.now(), audit=None, even_if_requested=True
+                )
+                return
+            process = await self._store.processes.find(process.id) or process
+            try:
+                if status.state is ProcessState.CREATED:  # ordered; only another order tells whether the guest has it
+                    await self._starts.start(process, process.generation)
+                ref = MachineRef(process.sandbox_id, process.generation)
+                return await self._node.signal_process(ref, process.id, "SIGKILL")
+            except (NotFound, StaleGeneration):
+                sandbox = await self._store.sandboxes.find(process.sandbox_id)
+                if sandbox is None or (sandbox.held_by is None and sandbox.generation == process.generation):
+                    return  # the machine is gone, and its processes with it; or it sleeps, and keeps them
+            await self._clock.sleep(_CHANGE_POLL_SECONDS)  # it is changing; `Cleanups` has a deadline
 
     async def _kill_created(self, call: Call, process: Process) -> Process:
         """End a process that waits for its start, or find out that it has been started.  The caller is `alone`."""
