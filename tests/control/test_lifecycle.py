@@ -539,8 +539,9 @@ async def test_a_recover_that_fails_leaves_it_failed_and_can_be_repeated(plane: 
     await plane.done(plane.sandboxes.recover(a_call(), sandbox.id))
 
 
-async def test_a_machine_that_dies_while_it_is_saved_fails_the_save_and_the_sandbox(plane: ControlPlane) -> None:
+async def test_a_machine_that_dies_while_its_moment_is_uploaded_comes_back_from_that(plane: ControlPlane) -> None:
     sandbox = await plane.running()
+    plane.node.memory[sandbox.id]["n"] = 1
     gate = plane.node.hold("upload")
     operation = (await plane.sandboxes.suspend(a_call(), sandbox.id)).operation
     await gate.entered.wait()
@@ -550,8 +551,26 @@ async def test_a_machine_that_dies_while_it_is_saved_fails_the_save_and_the_sand
     await failed(plane, operation)
     await plane.idle()
     row = await plane.get(sandbox.id)
-    assert (row.state, row.reason, row.restorable) == (State.FAILED, "oom", False)
+    assert (row.state, row.reason, row.restorable) == (State.FAILED, "oom", True)
     assert plane.node.checkpoints == {}
+    await plane.done(plane.sandboxes.recover(a_call(), sandbox.id))
+    assert plane.node.memory[sandbox.id] == {"n": 1}
+
+
+async def test_a_machine_that_dies_before_its_moment_is_durable_fails_the_suspend_and_the_sandbox(
+    plane: ControlPlane,
+) -> None:
+    sandbox = await plane.running()
+    gate = plane.node.hold("upload")
+    operation = (await plane.sandboxes.suspend(a_call(), sandbox.id)).operation
+    await gate.entered.wait()
+    plane.node.crash(sandbox.id, is_seen=False)
+    await plane.store.sandboxes.observe_exit(sandbox.id, 1, reason="oom", at=plane.clock.now(), data={})
+    plane.node.checkpoints.clear()
+    gate.open()
+    await failed(plane, operation)
+    row = await plane.get(sandbox.id)
+    assert (row.state, row.reason, row.restorable) == (State.FAILED, "oom", False)
 
 
 # Keys

@@ -57,7 +57,8 @@ class OperationStore(Protocol):
         because its machine exited meanwhile.  A suspend, snapshot or fork that succeeds makes its snapshot ready,
         and it is the sandbox's from then on, unless the sandbox was suspended and has the same state already; one that
         fails leaves it to the collector.  Processes of a suspended sandbox go on as its next machine's; a recover
-        brings those back that ran at its snapshot's moment.  Operations that wait for this one
-        may be claimed, or fail with it.
+        brings those back that ran at its snapshot's moment.  What was published although the machine exited is not
+        lost: a snapshot or fork succeeds, a suspend fails and leaves the sandbox restorable.  Operations that wait for
+        this one may be claimed, or fail with it.
         """
         ...

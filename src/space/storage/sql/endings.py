@@ -46,16 +46,23 @@ def finish(tx: Tx, operation: Operation, outcome: Outcome) -> tuple[Sandbox, Ope
 
 
 def _checked(outcome: Outcome, kind: Kind, state: State) -> Outcome:
-    """Turn a success into a failure if the sandbox left the states in which the operation makes sense."""
-    if outcome.status is not Status.SUCCEEDED or state in RULES[kind].start:
+    """Turn a success into a failure if the sandbox left the states in which the operation makes sense.
+
+    A moment that was saved before its machine ended is as good as any.
+    """
+    is_saved = outcome.published is not None and RULES[kind].end is None
+    if outcome.status is not Status.SUCCEEDED or state in RULES[kind].start or is_saved:
         return outcome
     error = {"code": "failed_precondition", "message": f"the sandbox became {state} while {kind} was under way"}
     return replace(outcome, status=Status.FAILED, error=error)
 
 
 def _publish(tx: Tx, sandbox: Sandbox, operation: Operation, outcome: Outcome) -> bool:
-    """Make the operation's snapshot ready, if it succeeded and makes one; returns whether it did."""
-    if outcome.status is not Status.SUCCEEDED or operation.kind not in _MAKE_SNAPSHOTS:
+    """Make the operation's snapshot ready, if it has one that is durable; returns whether it did.
+
+    A suspend whose machine ended before it could be released has failed, and its sandbox can be recovered from there.
+    """
+    if operation.kind not in _MAKE_SNAPSHOTS or (outcome.status is not Status.SUCCEEDED and outcome.published is None):
         return False
     if operation.kind is Kind.FORK and sandbox.state is State.SUSPENDED:  # its children start from the sandbox's own
         return False
@@ -105,7 +112,8 @@ def _settle_processes(tx: Tx, before: Sandbox, sandbox: Sandbox, operation: Oper
     elif outcome.status is not Status.SUCCEEDED:
         return
     elif operation.kind is Kind.WAKE and before.state is State.SUSPENDED:
-        handover.hand_over(tx, sandbox.id, sandbox.generation)
+        snapshot = snapshot_rows.select(tx, before.snapshot_id or "")
+        handover.hand_over(tx, sandbox.id, sandbox.generation, snapshot)
     elif operation.kind is Kind.RECOVER:
         snapshot = snapshot_rows.select(tx, operation.snapshot_id or "")
         if snapshot is None:

@@ -310,14 +310,33 @@ class LifecycleConformance:
         assert three.progress == {"x": 1, "y": None}
         assert await store.operations.find(three.id) == three
 
-    async def test_an_outcome_of_a_machine_that_died_publishes_nothing(self, store: Store) -> None:
+    async def test_a_moment_that_was_saved_before_its_machine_died_is_not_lost_with_it(self, store: Store) -> None:
+        for kind, status in (
+            (Kind.SUSPEND, Status.FAILED),
+            (Kind.SNAPSHOT, Status.SUCCEEDED),
+            (Kind.FORK, Status.SUCCEEDED),
+        ):
+            sandbox = await a_running(store)
+            changed = await store.sandboxes.change(change(sandbox, kind))
+            snapshot_id = changed.operation.snapshot_id
+            assert snapshot_id is not None
+            await store.snapshots.pin(snapshot_id, bytes(32), now=START)
+            await store.sandboxes.observe_exit(sandbox.id, 1, reason="oom", at=START, data={})
+            outcome = Outcome(status=Status.SUCCEEDED, at=START, published=publication(snapshot_id))
+            ended, finished = await store.operations.finish(changed.operation, outcome)
+            assert (ended.state, ended.reason, finished.status) == (State.FAILED, "oom", status)
+            assert (ended.restorable, ended.snapshot_id) == (True, snapshot_id)
+            assert await store.snapshots.unwanted(limit=9) == []
+            recovered = await after(store, ended, Kind.RECOVER)
+            assert (recovered.state, recovered.generation) == (State.RUNNING, 2)
+
+    async def test_a_save_that_failed_publishes_nothing(self, store: Store) -> None:
         sandbox = await a_running(store)
         changed = await store.sandboxes.change(change(sandbox, Kind.SUSPEND))
         snapshot_id = changed.operation.snapshot_id
         assert snapshot_id is not None
         await store.snapshots.pin(snapshot_id, bytes(32), now=START)
         await store.sandboxes.observe_exit(sandbox.id, 1, reason="oom", at=START, data={})
-        outcome = Outcome(status=Status.SUCCEEDED, at=START, published=publication(snapshot_id))
-        ended, finished = await store.operations.finish(changed.operation, outcome)
+        ended, finished = await store.operations.finish(changed.operation, failure())
         assert (ended.state, ended.restorable, finished.status) == (State.FAILED, False, Status.FAILED)
         assert [row.id for row in await store.snapshots.unwanted(limit=9)] == [snapshot_id]
