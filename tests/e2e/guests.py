@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from space.sdk import Output, Sandbox
+from space.sdk import Output, RolledBack, Sandbox
 
 #: A counter that never stops, a listener that answers with the count, and both in one process.
 COUNTER = r"""
@@ -45,6 +45,19 @@ def python(sandbox: Sandbox, program: str, *arguments: str) -> str:
 def numbers(events: Iterable[object]) -> list[int]:
     """Return what a counter printed."""
     return [int(line) for line in b"".join(event.data for event in events if isinstance(event, Output)).split()]
+
+
+def numbers_after_returns(events: Iterable[object]) -> list[int]:
+    """Return what a counter printed, as somebody sees it who takes back what a recovered process has not done."""
+    printed = b""
+    for event in events:
+        if isinstance(event, RolledBack):
+            assert event.stdout_offset <= len(printed)
+            printed = printed[: event.stdout_offset]
+        elif isinstance(event, Output):
+            assert event.offset == len(printed)
+            printed += event.data
+    return [int(line) for line in printed.split()]
 
 
 def settled(sandbox: Sandbox, state: str, seconds: float = 60) -> None:

@@ -19,12 +19,23 @@ def lose(tx: Tx, sandbox_id: str, generation: int, *, reason: str, at: datetime)
     tx.touch(*(row[0] for row in rows))
 
 
-def hand_over(tx: Tx, sandbox_id: str, generation: int) -> None:
-    """Let what was suspended go on as the machine of `generation`: nothing that is said of an older one ends it."""
+def hand_over(tx: Tx, sandbox_id: str, generation: int, snapshot: Snapshot | None) -> None:
+    """Let what was suspended go on as the machine of `generation`: nothing that is said of an older one ends it.
+
+    That takes back what was said of it meanwhile.  After the moment nothing ran there, so it was lost with a machine
+    that was not needed any more, as when the host went down before it was given up.
+    """
     rows = tx.execute(
         "UPDATE processes SET generation = ? WHERE sandbox_id = ? AND state IN ('created', 'running') RETURNING id",
         (generation, sandbox_id),
     ).fetchall()
+    if snapshot is not None:
+        moment = _moment(snapshot)
+        rows += tx.execute(
+            "UPDATE processes SET state = 'running', generation = ?, reason = NULL, exited_at = NULL"
+            " WHERE sandbox_id = ? AND state = 'lost' AND started_at <= ? AND exited_at >= ? RETURNING id",
+            (generation, sandbox_id, moment, moment),
+        ).fetchall()
     tx.touch(*(row[0] for row in rows))
 
 
@@ -36,7 +47,7 @@ def roll_back(tx: Tx, sandbox_id: str, generation: int, snapshot: Snapshot, *, a
     """
     if snapshot.ready_at is None:
         raise AssertionError(f"snapshot {snapshot.id} was never ready")
-    moment = milliseconds(snapshot.taken_at or snapshot.created_at)
+    moment = _moment(snapshot)
     rows = tx.execute(
         "UPDATE processes SET state = 'running', generation = ?, exit_code = NULL, signal = NULL, reason = NULL,"
         " exited_at = NULL WHERE sandbox_id = ? AND started_at <= ? AND ("
@@ -46,3 +57,7 @@ def roll_back(tx: Tx, sandbox_id: str, generation: int, snapshot: Snapshot, *, a
     ).fetchall()
     tx.touch(*(row[0] for row in rows))
     lose(tx, sandbox_id, generation - 1, reason=_ROLLED_BACK, at=at)
+
+
+def _moment(snapshot: Snapshot) -> int:
+    return milliseconds(snapshot.taken_at or snapshot.created_at)

@@ -91,6 +91,19 @@ class HandoverConformance:
         _, generation = await store.processes.request_start(waiting.session_id, at=START)
         assert generation == woken.generation
 
+    async def test_what_is_said_to_be_lost_of_a_suspended_sandbox_runs_on_after_the_wake(self, store: Store) -> None:
+        sandbox = await a_running(store)
+        process, gone = await _running(store, sandbox, 1), await _running(store, sandbox, 1)
+        await store.processes.observe(_status(gone, started=1, exited=2, is_lost=True))
+        suspended = await after(store, sandbox, Kind.SUSPEND, seconds=3)
+        await store.processes.observe(_status(process, started=1, exited=4, is_lost=True))
+        assert (await _found(store, process)).state is ProcessState.LOST
+        woken = await after(store, suspended, Kind.WAKE, seconds=5)
+        found = await _found(store, process)
+        assert (found.state, found.generation) == (ProcessState.RUNNING, woken.generation)
+        assert (found.exited_at, found.reason) == (None, None)
+        assert (await _found(store, gone)).state is ProcessState.LOST
+
     async def test_a_wake_that_fails_loses_nothing(self, store: Store) -> None:
         sandbox = await a_running(store)
         process = await _running(store, sandbox)
