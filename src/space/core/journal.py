@@ -13,7 +13,7 @@ class RecordKind(IntEnum):
     PTY = 4
     PROCESS_EXITED = 5  #: {"exit_code", "signal", "reason", "at", "stdout_bytes", "stderr_bytes"}
     SANDBOX_LOST = 6  #: {"reason"}
-    ROLLED_BACK = 7  #: {"stdout_offset", "stderr_offset"}, of a terminal also "pty_offset": from where the streams go on
+    ROLLED_BACK = 7  #: {"stdout_offset", "stderr_offset"} and a terminal's "pty_offset": from where they go on
 
     @property
     def is_output(self) -> bool:
@@ -21,7 +21,7 @@ class RecordKind(IntEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing follows it, unless its machine is restored from an earlier moment: then `ROLLED_BACK` does."""
+        """Whether nothing follows it; `ROLLED_BACK` does if its machine is restored from an earlier moment."""
         return self in (RecordKind.PROCESS_EXITED, RecordKind.SANDBOX_LOST)
 
 
