@@ -222,7 +222,7 @@ class Commands:
 
     async def apply_status(self, status: SessionStatus) -> None:
         """Take over an observation; it is seen at once and written within a moment, many in one transaction."""
-        self._observed.note(status)
+        self._observed.follow(status)
 
     async def lose_all(self, ref: MachineRef, reason: str) -> None:
         """End everything that ran on a machine which is gone, after what its journals still tell."""

@@ -39,6 +39,16 @@ class Observed:
         self._noted[status.process_id] = status
         self._is_due.set()
 
+    def follow(self, status: SessionStatus) -> None:
+        """Remember an observation.  They come in order: what runs after its end was brought back by a restore.
+
+        Then the end is not to be written any more: the row has been brought back as well, or will be.
+        """
+        known = self._noted.get(status.process_id)
+        if known is not None and status.state is ProcessState.RUNNING and _is_older(status.state, known.state):
+            del self._noted[status.process_id]
+        self.note(status)
+
     def lay_over(self, process: Process) -> Process:
         """Return the process as it is by all that is known."""
         status = self._noted.get(process.id)
