@@ -140,6 +140,17 @@ async def test_requests_during_a_suspend_wait_for_it_and_then_share_one_wake(tmp
         assert wakes(parts) == [("succeeded",)]
 
 
+@pytest.mark.parametrize("state", [State.PAUSED, State.SUSPENDED])
+async def test_a_wake_that_is_just_over_does_not_stand_in_for_the_next(tmp_path: Path, state: State) -> None:
+    async with command_plane(tmp_path) as parts:
+        sandbox = await asleep(parts, state)
+        over = asyncio.create_task(asyncio.sleep(0))
+        await over
+        parts.awake._waking[sandbox.id] = over  # as in the moment between a task's end and its callbacks
+        async with parts.awake.using(parts.call(), sandbox.id):
+            assert (await parts.plane.get(sandbox.id)).state is State.RUNNING
+
+
 async def test_requests_during_a_suspend_that_fails_are_served_without_a_wake(tmp_path: Path) -> None:
     node = FakeNode()
     async with command_plane(tmp_path, node=node, max_attempts=1) as parts:

@@ -110,7 +110,7 @@ class Awake:
     async def _wake_once(self, call: Call, sandbox: Sandbox) -> None:
         """Wait for the wake that is under way, or begin one; a waiter that leaves does not end it for the others."""
         task = self._waking.get(sandbox.id)
-        if task is None:
+        if task is None or task.done():  # over, and not yet forgotten: its wait was for an earlier sleep
             task = self._waking[sandbox.id] = asyncio.create_task(self._wake(call, sandbox))
             task.add_done_callback(lambda done: self._forget(sandbox.id, done))
         await asyncio.shield(task)
@@ -136,7 +136,8 @@ class Awake:
                 return operation
 
     def _forget(self, sandbox_id: SandboxId, task: "asyncio.Task[None]") -> None:
-        del self._waking[sandbox_id]
+        if self._waking.get(sandbox_id) is task:
+            del self._waking[sandbox_id]
         if not task.cancelled():
             task.exception()  # whoever waited has it; nobody may be left who does
 

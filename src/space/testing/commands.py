@@ -35,6 +35,7 @@ class CommandPlane:
     projects: Projects
     audit: Audit
     activity: Activity
+    awake: Awake
     commands: Commands
     files: Files
     runs: Runs
@@ -80,6 +81,7 @@ async def command_plane(directory: Path, *, is_observed: bool = True, **options:
             projects=Projects(store, clock),
             audit=Audit(store, clock),
             activity=activity,
+            awake=awake,
             commands=commands,
             files=files,
             runs=Runs(plane.sandboxes, plane.operations, commands, files),
