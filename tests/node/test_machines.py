@@ -1,4 +1,5 @@
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -298,6 +299,23 @@ async def test_a_machine_that_died_while_the_node_was_away_is_told_of(world: Wor
         assert any(isinstance(item, MachineExited) and item.ref == machine.ref for item in found)
         records = await read(node, command.session_id)
         assert records[-1].kind.name == "SANDBOX_LOST"
+        assert leftovers(world) == []
+
+
+async def test_no_machine_of_before_the_hosts_start_is_taken_for_one_that_runs(world: World) -> None:
+    """Pids and their start times come again: the same numbers may be another program's."""
+    machine, command = order(), shell("sleep 600")
+    async with world.running() as node:
+        await node.ensure(machine)
+        await node.start_process(machine.ref, command)
+    (intent,) = world.data_dir.rglob("intent.json")
+    intent.write_text(json.dumps({**json.loads(intent.read_text()), "boot_id": "another"}))
+    async with world.running() as node:
+        assert await node.report() == {}
+        (found,) = [item for item in await observed(node, 2) if isinstance(item, MachineExited)]
+        assert (found.ref, found.exit.reason) == (machine.ref, "node_lost")
+        last = (await read(node, command.session_id))[-1]
+        assert (last.kind.name, json.loads(last.payload)["reason"]) == ("SANDBOX_LOST", "node_lost")
         assert leftovers(world) == []
 
 

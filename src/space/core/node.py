@@ -95,7 +95,10 @@ class MachineHandle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a machine ended: `reason` is `stopped`, `oom`, `runtime_exited`, `killed` or `recover_failed`."""
+    """How a machine ended.
+
+    `reason` is `stopped`, `oom`, `runtime_exited`, `killed`, `recover_failed`, or `node_lost`: its host went down.
+    """
 
     reason: str
     code: int | None = None

@@ -28,6 +28,7 @@ from space.core.sandbox import Resources
 from space.core.template import Template
 from space.host.failpoint import failpoint
 from space.node.private_files import remove_tree, write_private
+from space.node.snapshots.image import boot_id
 
 
 def pooled_ref(pooled_id: PooledId) -> MachineRef:
@@ -69,6 +70,7 @@ class MachineRecord:
     token: str = field(repr=False)
     old_token: str | None = field(default=None, repr=False)  #: the agent may have this one and the identity of then
     moment_of: SandboxId | None = None  #: the sandbox from whose moment it was started
+    boot_id: str = field(default_factory=boot_id)  #: of the host, when the machine was made
     handle: MachineHandle | None = None
 
     @classmethod
@@ -96,6 +98,11 @@ class MachineRecord:
     def machine_id(self) -> str:
         """The runtime's id; a machine that was parked keeps the one that it had then."""
         return self.directory.name
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether it may still run: no machine outlives its host, and pids and their start times come again."""
+        return self.boot_id == boot_id()
 
     @property
     def is_pooled(self) -> bool:
@@ -158,6 +165,7 @@ class MachineRecord:
             "default_user": self.default_user,
             "env": dict(self.env),
             "moment_of": self.moment_of,
+            "boot_id": self.boot_id,
         }
         write_private(self.directory / "intent.json", json.dumps(intent, default=os.fspath))
 
@@ -242,6 +250,7 @@ class MachineRecord:
                 token=token,
                 old_token=old_token,
                 moment_of=intent.get("moment_of"),
+                boot_id=intent.get("boot_id") or boot_id(),
                 handle=handle,
             )
         except (OSError, ValueError, KeyError, TypeError):

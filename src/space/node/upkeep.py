@@ -10,7 +10,7 @@ import anyio.to_thread
 import structlog
 
 from space.core.errors import InsufficientStorage
-from space.core.node import Exit, MachineHandle
+from space.core.node import Exit, MachineHandle, MachineRef
 from space.core.ports import Machine, MachineExited
 from space.node.generations import STARTING, Phase
 from space.node.machines import Machines
@@ -29,6 +29,7 @@ class Upkeep:
         self._machines = machines
         self._parts = machines.parts
         self._builder = machines.builder
+        self._reasons: dict[MachineRef, str] = {}  #: why machines of an earlier life have gone
         machines.sweep_leftover = self._sweep_machines
 
     async def recover(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -58,7 +59,7 @@ class Upkeep:
             is_waiting = live is None and self._parts.generations.keeps_sessions(ref.sandbox_id)
             if not is_waiting and (live is None or live.ref != ref):
                 try:
-                    await self._parts.sessions.lost(ref, "runtime_exited")
+                    await self._parts.sessions.lost(ref, self._reasons.get(ref, "runtime_exited"))
                 except (OSError, ValueError):
                     log.exception("sessions.not_closed", machine=ref.machine_id)
         done.set()
@@ -79,18 +80,21 @@ class Upkeep:
             return
         entry = self._parts.generations.get(record.ref.sandbox_id)
         is_up = entry is not None and entry.phase is Phase.UP
-        halt, reason = record.read_halt(), "runtime_exited"
+        halt, reason = record.read_halt(), "runtime_exited" if record.is_of_this_boot else "node_lost"
+        machine: Machine | None = None
         try:
-            machine = await self._find(record, record.handle, halt) if record.handle is not None else None
+            if record.handle is not None and record.is_of_this_boot:
+                machine = await self._find(record, record.handle, halt)
         except Exception:  # it is swept; the others go on
             log.exception("machine.recover_failed", machine=record.machine_id)
-            machine, reason = None, "recover_failed"
+            reason = "recover_failed"
         if machine is not None:
             live = self._machines.adopt(record, machine, halt)
             live.keeps_sessions = record.carries_on and not is_up
             log.info("machine.readopted", machine=record.machine_id, halted=halt is not None)
         elif is_up and not record.is_pooled:
             log.info("machine.found_ended", machine=record.machine_id, reason=reason)
+            self._reasons[record.ref] = reason
             self._parts.observations.put(MachineExited(ref=record.ref, exit=Exit(reason=reason)))
             with suppress(InsufficientStorage):  # sweeping what is left of it makes room
                 await self._parts.generations.record(record.ref, Phase.ENDED)
