@@ -188,6 +188,26 @@ async def test_a_binding_that_fails_ends_the_machine_and_the_sandbox_may_be_star
         await assert_usable(node, machine)
 
 
+async def test_a_sandbox_whose_warm_machine_dies_while_it_is_bound_is_started_otherwise(
+    memory: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with memory.running() as node:
+        pooled_id, machine = await parked(node), order()
+
+        async def die(self: Guest, **args: object) -> None:
+            memory.host.exit(pooled_ref(pooled_id).machine_id, "oom")
+            await anyio.sleep(0.1)
+            raise GuestUnreachable("it is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Guest, "personalise", die)
+            with pytest.raises(GuestUnreachable):
+                await node.bind(pooled_id, machine)
+        await node.retire(pooled_id)
+        await node.ensure(machine)
+        await assert_usable(node, machine)
+
+
 async def test_parked_machines_count(memory: World) -> None:
     async with memory.running(max_machines=1) as node:
         await parked(node)

@@ -53,6 +53,7 @@ class LiveMachine:
         self.usage = Usage(record.directory / "used", clock)
         self._exited = asyncio.Event()
         self.is_asked_to_end = False
+        self.is_being_bound = False  #: should it end now, its sandbox gets another machine in the same generation
         self.keeps_sessions = False  #: its open sessions outlast it
         self._recording = asyncio.Lock()
         self._departures = 0  #: how often the node took leave of the agent

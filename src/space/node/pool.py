@@ -62,8 +62,10 @@ class Pool:
             live = self._bound(pooled_id)
             if live is None or live.ref != ref:
                 live = await self._give(self._parked(pooled_id, ref, order), order)
+            live.is_being_bound = True
             try:
                 await self._introduce(live)
+                live.is_being_bound = False
             except BaseException:
                 # Nobody knows which identity the agent has: the create takes another path, in the same generation.
                 with anyio.move_on_after(_CLEANUP_SECONDS, shield=True):

@@ -116,7 +116,7 @@ class Roster:
         ref = live.ref
         entry = self.parts.generations.get(ref.sandbox_id)
         was_up = entry is not None and entry.generation == ref.generation and entry.phase is Phase.UP
-        if was_up and not live.is_asked_to_end:
+        if was_up and not live.is_asked_to_end and not live.is_being_bound:
             self.parts.observations.put(MachineExited(ref=ref, exit=exit))
             with suppress(InsufficientStorage):  # burying it makes room
                 await self.parts.generations.record(ref, Phase.ENDED)
