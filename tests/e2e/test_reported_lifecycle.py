@@ -1,13 +1,16 @@
-"""Cases 1-7 and 14 of the faults that users of similar systems reported: state over suspend and wake, on gVisor."""
+"""Cases 1-7, 9 and 14 of the faults that users of similar systems reported: state over suspend and wake, on gVisor."""
 
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.e2e.guests import ASK, COUNTER, numbers, python, settled
 from tests.e2e.instance import Instance
 
 from space.sdk import (
@@ -25,27 +28,6 @@ from space.sdk import (
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
 CYCLES = 5
-#: In the guest: a counter that never stops, a listener that answers with the count, and both in one process.
-COUNTER = r"""
-import socket, sys, threading, time
-count = 0
-listener = socket.create_server(("127.0.0.1", 7000))
-def serve():
-    while True:
-        connection, _ = listener.accept()
-        connection.sendall(b"%d" % count)
-        connection.close()
-threading.Thread(target=serve, daemon=True).start()
-while True:
-    count += 1
-    print(count, flush=True)
-    time.sleep(0.05)
-"""
-ASK = """
-import socket
-with socket.create_connection(("127.0.0.1", 7000), timeout=10) as connection:
-    print(connection.recv(100).decode())
-"""
 IDENTITY = """
 import os, pathlib, socket, uuid
 probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -72,25 +54,6 @@ for each in 1 2 3 4; do python3 -c "hog = []
 while True: hog.append(b'x' * 1000000)" & done
 sleep 600
 """
-
-
-def python(sandbox: Sandbox, program: str, *arguments: str) -> str:
-    """Run a program in the guest; return what it printed."""
-    result = sandbox.exec(["python3", "-c", program, *arguments], timeout=60)
-    assert result.ok, result.stderr
-    return result.stdout
-
-
-def numbers(events: list[object]) -> list[int]:
-    return [int(line) for line in b"".join(event.data for event in events if isinstance(event, Output)).split()]
-
-
-def settled(sandbox: Sandbox, state: str, seconds: float = 60) -> None:
-    """Wait for a state, whatever operations fail on the way."""
-    deadline = time.monotonic() + seconds
-    while sandbox.refresh().state != state:
-        assert time.monotonic() < deadline, f"the sandbox is {sandbox.info.state}, not {state}"
-        time.sleep(0.05)
 
 
 def test_five_cycles_keep_files_rows_counter_listener_and_stream(sandbox: Sandbox) -> None:
@@ -177,37 +140,54 @@ def test_waking_straight_after_a_pause_always_wakes(client: Client, count: int, 
     assert problems == []
 
 
-def test_a_paused_sandbox_whose_machine_dies_is_failed_and_can_be_deleted(instance: Instance) -> None:
+@pytest.mark.parametrize("is_watched", [True, False], ids=["watched", "while the server was down"])
+def test_a_paused_sandbox_whose_machine_dies_is_failed_and_can_be_deleted(instance: Instance, is_watched: bool) -> None:
     """Case 4 (CubeSandbox#985, #1521)."""
     with instance.client() as client:
         sandbox = Sandbox.create("base", client=client)
         sandbox.pause()
         (sentry,) = instance.machine_pids(sandbox.id)
+        if not is_watched:
+            instance.kill_9()
         os.kill(sentry, signal.SIGKILL)
-        settled(sandbox, "failed")
+        if not is_watched:
+            instance.up()
+        settled(sandbox, "failed", seconds=10)  # reconciled every 5 s
         assert sandbox.info.reason
         assert not sandbox.info.restorable
+        with pytest.raises(SpaceError) as caught:
+            sandbox.wake()
+        assert not caught.value.retryable, "nothing is tried for ever"
         sandbox.kill()
         assert sandbox.refresh().state == "deleted"
         assert instance.machine_pids(sandbox.id) == []
+        log = instance.data_dir / "log/up.log"
+        said = log.stat().st_size
+        time.sleep(6)  # longer than it takes to reconcile
+        with log.open() as file:
+            file.seek(said)
+            assert sandbox.id not in file.read(), "whoever sweeps has done with it"
 
 
 def test_a_sandbox_that_ran_out_of_memory_comes_back_with_its_files(instance: Instance) -> None:
-    """Case 5 (daytona#2490): the same id, its files, and asking twice is harmless."""
+    """Case 5 (daytona#2490): the same id, its files, and asking twice is harmless, each time that it happens."""
     with instance.client() as client, Sandbox.create("base", memory_mib=128, client=client) as sandbox:
         sandbox.files.write("/home/user/kept", b"kept")
         sandbox.suspend()
         sandbox.wake()
-        hog = sandbox.start(["sh", "-c", HOG], detached=True)
-        settled(sandbox, "failed")
-        assert sandbox.info.reason == "oom"
-        assert sandbox.info.restorable
-        assert hog.info().state == "lost"
         before = sandbox.id
-        assert sandbox.recover().state == "running"
-        assert sandbox.recover().state == "running"
-        assert sandbox.id == before
-        assert sandbox.files.read("/home/user/kept") == b"kept"
+        for _ in range(2):
+            hog = sandbox.start(["sh", "-c", HOG], detached=True)
+            settled(sandbox, "failed")
+            assert sandbox.info.reason == "oom"
+            assert sandbox.info.restorable
+            assert hog.info().state == "lost"
+            sandbox.recover(wait=False)
+            assert sandbox.recover().state == "running", "while it is under way"
+            assert sandbox.recover().state == "running"
+            assert sandbox.id == before
+            assert sandbox.files.read("/home/user/kept") == b"kept"
+            assert len(instance.machine_pids(sandbox.id)) == 1
 
 
 def test_recovering_takes_a_process_back_and_its_stream_says_to_where(instance: Instance) -> None:
@@ -235,7 +215,13 @@ def test_recovering_takes_a_process_back_and_its_stream_says_to_where(instance: 
                     break
         seen = [int(line) for line in received.split()]
         assert seen == list(range(1, len(seen) + 1)), "it goes on from where it returned to"
+        assert counter.info().state == "running"
         counter.kill()
+        deadline = time.monotonic() + 10
+        while counter.info().state == "running":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert counter.info().signal == "SIGKILL"
 
 
 def test_a_stream_goes_on_over_a_restart_of_the_server_while_its_sandbox_sleeps(instance: Instance) -> None:
@@ -296,6 +282,107 @@ def test_the_clock_is_right_after_a_minute_of_sleep(sandbox: Sandbox) -> None:
     guest = float(sandbox.exec(["date", "+%s.%N"]).stdout)
     after = time.time()
     assert before - 0.5 <= guest <= after + 0.5
+
+
+OPEN = """
+import os, socket, threading, time
+gone = open("/home/user/gone", "w+")
+gone.write("kept in a file without a name")
+gone.flush()
+os.unlink("/home/user/gone")
+listener = socket.create_server(("0.0.0.0", 7000))
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+probe.connect(("192.0.2.1", 9))  # sends nothing
+near = socket.create_connection(("127.0.0.1", 7000))
+far, _ = listener.accept()
+own = socket.create_connection((probe.getsockname()[0], 7000))
+peer, _ = listener.accept()
+probe.close()
+near.sendall(b"on its way")
+print("ready", flush=True)
+while not os.path.exists("/tmp/go"):
+    time.sleep(0.05)
+gone.seek(0)
+print(gone.read(), os.path.exists("/home/user/gone"))
+print(far.recv(100).decode())
+far.sendall(b"and back")
+print(near.recv(100).decode())
+try:
+    own.sendall(b"to the old address")
+    peer.settimeout(5)
+    print("served" if peer.recv(100) == b"to the old address" else "closed")
+except OSError:
+    print("closed")
+print("over", flush=True)
+"""
+
+
+def test_a_deleted_open_file_and_connected_sockets_go_on_after_a_suspend(sandbox: Sandbox) -> None:
+    """Case 9 (gvisor#11439, #11425, #113): within the guest both work; what was to the old address may be closed."""
+    command = sandbox.start(["python3", "-c", OPEN], detached=True)
+    events = iter(command.events())
+    while not (isinstance(event := next(events), Output) and b"ready" in event.data):
+        pass
+    assert sandbox.suspend().state == "suspended"
+    assert sandbox.wake().state == "running"
+    sandbox.exec(["touch", "/tmp/go"])
+    rest = list(events)
+    printed = b"".join(event.data for event in rest if isinstance(event, Output)).decode().splitlines()
+    assert printed[:3] == ["kept in a file without a name False", "on its way", "and back"]
+    assert printed[3] in ("served", "closed")
+    assert printed[4:] == ["over"]
+    assert isinstance(rest[-1], ProcessExited)
+    assert rest[-1].exit_code == 0
+
+
+@pytest.mark.parametrize("change", ["suspend", "snapshot", "fork"])
+def test_a_session_of_runsc_exec_is_named_and_the_sandbox_goes_on_running(
+    server: Instance, sandbox: Sandbox, change: str
+) -> None:
+    """Case 9 (gvisor#11439): only an operator can open one; saved with it, the machine could not be restored."""
+    (sentry,) = server.machine_pids(sandbox.id)
+    counter = sandbox.start(["python3", "-c", COUNTER], detached=True)
+    before = int(python(sandbox, ASK))
+    with exec_session(server, sentry) as is_over:
+        answer: object = None
+        try:
+            answer = getattr(sandbox, change)()
+        except SpaceError as error:
+            answer = error
+        if change == "fork":  # each child says why it is not there
+            assert isinstance(answer, list)
+            (answer,) = answer
+        assert isinstance(answer, FailedPreconditionError), answer
+        assert "runsc exec" in str(answer)
+        assert (sandbox.refresh().state, sandbox.info.operation_id) == ("running", None)
+        assert server.machine_pids(sandbox.id) == [sentry], "the same machine"
+        assert not is_over(), "nor was the session ended"
+        assert int(python(sandbox, ASK)) > before
+    with pytest.raises(FailedPreconditionError, match="runsc exec"):  # its session is over, and it runs on
+        sandbox.suspend()
+    sandbox.exec(["pkill", "-f", "sleep 600"], user="root")
+    sandbox.suspend()
+    sandbox.wake()
+    assert int(python(sandbox, ASK)) > before
+    counter.kill()
+
+
+@contextlib.contextmanager
+def exec_session(server: Instance, sentry: int) -> Iterator[Callable[[], bool]]:
+    """Hold a session of `runsc exec` open in the machine of a sentry; gives whether it has ended."""
+    arguments = Path(f"/proc/{sentry}/cmdline").read_bytes().decode().split("\0")
+    (root,) = (argument for argument in arguments if argument.startswith("--root="))
+    argv = ["runsc", root, "exec", arguments[-2], "/bin/sh", "-c", "echo in; exec sleep 600"]
+    session = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        assert session.stdout is not None
+        assert session.stdout.readline() == b"in\n"
+        yield lambda: session.poll() is not None
+    finally:
+        session.kill()
+        session.wait()
+        assert session.stdout is not None
+        session.stdout.close()
 
 
 def test_a_process_is_listed_attached_to_and_killed_over_a_suspend(sandbox: Sandbox) -> None:

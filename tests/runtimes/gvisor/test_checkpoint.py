@@ -73,6 +73,17 @@ async def test_a_session_of_runsc_exec_is_named_and_the_machine_goes_on(guest: A
     finally:
         session.kill()
         session.wait()
+    with pytest.raises(FailedPrecondition, match="runsc exec"):  # what the session started runs on
+        await guest.machine.snapshot(image)
+    assert not image.exists()
+    async with guest.connected():
+        await guest.sh("kill $(pidof sleep); (sleep 50 > /dev/null 2>&1 &)")  # an orphan of the guest's is none of them
+        while "sleep 60" in await guest.sh("ps"):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await guest.machine.snapshot(image)
+    restored = await guest.restored(image)
+    assert await works(restored)
+    await restored.machine.stop()
 
 
 @root

@@ -38,6 +38,7 @@ OPTIONS = {"metadata": {"compression": "none"}, "have_pages_file": True, "Resume
 MAGIC = b"gVisorSF"  #: how a state file begins (gvisor pkg/state/statefile)
 PAGE = 4096
 WRITE_SECONDS = 600.0
+MOST_PROGRAMS_BYTES = 16 << 20  #: of the sentry's list; each of them takes some 200
 SETTLE_SECONDS = 0.005  #: until the guest's kernel has taken a reset in
 #: What runsc says when something in the guest cannot be saved → what that is.
 CAUSES = (
@@ -65,7 +66,9 @@ async def write(runsc: Runsc, spec: MachineSpec, into: Path) -> None:
     try:
         is_in_exec = await _checkpoint(runsc, spec, into)
         if is_in_exec:
-            raise FailedPrecondition(f"machine {machine_id} cannot be saved: a `runsc exec` session is open in it")
+            raise FailedPrecondition(
+                f"machine {machine_id} cannot be saved: a program that `runsc exec` started runs in it; end it first"
+            )
         failpoint("gvisor.after_checkpoint")
         origin.note(spec, into)
         await asyncio.to_thread(verify, into, most_bytes(spec))
@@ -79,11 +82,14 @@ async def write(runsc: Runsc, spec: MachineSpec, into: Path) -> None:
 
 
 async def _checkpoint(runsc: Runsc, spec: MachineSpec, into: Path) -> bool:
-    """Let runsc write it; return whether somebody had a `runsc exec` session meanwhile.
+    """Let runsc write it, unless a program of a `runsc exec` runs in it; return whether one does.
 
-    Such a session is saved without an error but cannot be restored (trap 3).  Nobody here opens one, an operator can;
-    to look for it costs as much as the whole of /proc, so that is done beside.
+    Such a program is saved without an error but cannot be restored (trap 3).  Nobody here starts one, an operator can.
+    The sentry tells of it, also when its session was detached or killed.  One that begins while all is written has a
+    session; to look for that costs as much as the whole of /proc, so it is done beside.
     """
+    if await _has_foreign_program(runsc.control_socket(spec.machine_id), spec.machine_id):
+        return True
     looking = asyncio.ensure_future(asyncio.to_thread(has_exec, runsc.root, spec.machine_id))
     try:
         for _ in range(2):  # once more for a guest that connects again at once
@@ -93,6 +99,14 @@ async def _checkpoint(runsc: Runsc, spec: MachineSpec, into: Path) -> bool:
     finally:
         is_in_exec = await asyncio.shield(looking)
     return is_in_exec
+
+
+async def _has_foreign_program(control: Path, machine_id: str) -> bool:
+    """Whether a program other than the first has no parent in the guest; orphans of the guest are the first's."""
+    programs = await sentry.call(control, "containerManager.Processes", machine_id, max_answer=MOST_PROGRAMS_BYTES)
+    if not isinstance(programs, list) or not all(isinstance(program, dict) for program in programs):
+        raise RuntimeFailed(f"the sentry of machine {machine_id} does not tell what runs in it")
+    return any(program.get("ppid") == 0 and program.get("pid") != 1 for program in programs)
 
 
 async def _save(control: Path, into: Path) -> None:

@@ -23,7 +23,15 @@ class SentryRefused(Exception):
     """The sentry answered that it did not do it; the text is what it said."""
 
 
-async def call(path: Path, method: str, arg: Any = None, *, fds: Sequence[int] = (), timeout: float = 30) -> Any:
+async def call(
+    path: Path,
+    method: str,
+    arg: Any = None,
+    *,
+    fds: Sequence[int] = (),
+    timeout: float = 30,
+    max_answer: int = MAX_ANSWER,
+) -> Any:
     """Call a method of the sentry that listens at `path`; return its result.
 
     Raises:
@@ -34,12 +42,12 @@ async def call(path: Path, method: str, arg: Any = None, *, fds: Sequence[int] =
         async with asyncio.timeout(timeout):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
                 link.setblocking(False)
-                return await _ask(link, path, {"method": method, "arg": arg}, fds)
+                return await _ask(link, path, {"method": method, "arg": arg}, fds, max_answer)
     except (OSError, ValueError) as error:
         raise RuntimeFailed(f"the sentry at {path.name} does not answer {method}: {error}") from error
 
 
-async def _ask(link: socket.socket, path: Path, question: dict[str, Any], fds: Sequence[int]) -> Any:
+async def _ask(link: socket.socket, path: Path, question: dict[str, Any], fds: Sequence[int], max_answer: int) -> Any:
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_SECONDS):
         await loop.sock_connect(link, str(path))
@@ -47,17 +55,17 @@ async def _ask(link: socket.socket, path: Path, question: dict[str, Any], fds: S
     if fds:  # a new connection has room for them
         data = data[socket.send_fds(link, [data], list(fds)) :]
     await loop.sock_sendall(link, data)
-    answer = await _object(link)
+    answer = await _object(link, max_answer)
     if answer.get("success") is not True:
         raise SentryRefused(str(answer.get("err", ""))[:2000])
     return answer.get("result")
 
 
-async def _object(link: socket.socket) -> dict[str, Any]:
+async def _object(link: socket.socket, most: int) -> dict[str, Any]:
     """Read one JSON object; nothing says where it ends but itself."""
     loop = asyncio.get_running_loop()
     received = b""
-    while len(received) < MAX_ANSWER:
+    while len(received) < most:
         piece = await loop.sock_recv(link, 65536)
         if not piece:
             raise ValueError("it closed the connection")
